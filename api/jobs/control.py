@@ -14,7 +14,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Protocol
+from types import MappingProxyType
+from typing import Any, Protocol
 
 from orchestrator.core.commands import Command, Upgrade
 from orchestrator.specification.config import JobSpec
@@ -49,6 +50,13 @@ class ControlPort(Protocol):
         """Return whether the service was started with a store for the durable logs of mirrored jobs."""
         ...
 
+    def delete_log(self, job_id: str) -> None:
+        """Remove what the store has of an ended job, if there is a store. Idempotent.
+
+        Raises InfrastructureError if the store does not do it.
+        """
+        ...
+
     def begin(self, runs: Path) -> None:
         """The service reads and writes its jobs' folders below ``runs``. Called once, before anything is asked of jobs.
 
@@ -70,14 +78,15 @@ class ControlPort(Protocol):
         run_dir: Path,
         cordoned: Mapping[str, str],
         roots: AllowedRoots,
-        build: str = "",
+        last_known: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         """Start the job. It then runs by itself and writes its tape and report under ``run_dir``. Idempotent by ``job_id``.
 
         The job uses files of its specification only below ``roots``. It places nothing on ``cordoned`` node groups (with who
         cordoned each) until a command says otherwise. If ``run_dir`` holds the job's tape and the job does not run, it
-        resumes from there, with the cordons that it knew. ``build`` is the release that last wrote these files, if known: an
-        older one does not continue from them. If this raises, nothing of the job is left running.
+        resumes from there, with the cordons that it knew. ``last_known`` is what the service last knew of a job that
+        has run: a store that has nothing of it was emptied, and a release before its ``build`` does not continue it. If this
+        raises, nothing of the job is left running.
         """
         ...
 

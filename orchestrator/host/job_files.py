@@ -136,11 +136,14 @@ def mirror(
     below: Disk,
     requests: Executor | None = None,
     background: Callable[[Callable[[], None]], object] | None = None,
+    *,
+    has_begun: bool = False,
 ) -> MirroredDisk:
     """Take over the job's log in the store, give ``run_dir`` its files, and return the disk that goes on with it.
 
-    What the folder has beyond that was never announced, and is removed. Raises OSError if the store refuses, DataError if it
-    has lost the log, InfrastructureError while another process of this machine writes the files.
+    What the folder has beyond that was never announced, and is removed. ``has_begun`` says that the job has run before,
+    whatever the folder shows. Raises OSError if the store refuses, DataError if it has lost the log, InfrastructureError
+    while another process of this machine writes the files.
     """
     below.files(run_dir)  # makes the folder
     try:
@@ -151,10 +154,11 @@ def mirror(
         detail = f"the tape {run_dir / TAPE} is being written by another process."
         raise InfrastructureError(detail=detail, remedy="Wait until it ends, or end it.") from error
     try:
-        if held is not None and not has_log(store):
+        if (held is not None or has_begun) and not has_log(store):
+            evidence = f"{run_dir} has a tape" if held is not None else "it has run before"
             raise DataError(
-                detail=f"The store {store.url} has nothing of this job, but {run_dir} has a tape: the store was emptied or "
-                "exchanged. Put the store's content back, or start the service with the store that the job began with."
+                detail=f"The store {store.url} has nothing of this job, but {evidence}: the store was emptied or exchanged. "
+                "Put the store's content back, or start the service with the store that the job began with."
             )
         disk = mirrored(store, below, run_dir, requests, background)
         for folder, is_ours in (

@@ -48,7 +48,7 @@ from orchestrator.specification.memory_budget import NodeMemory
 from orchestrator.status import CertificateRecord, NodeGroupRecord, StatusDocument, UnseenFile
 from orchestrator.system import home_files, object_store, release
 from orchestrator.system.marks import BY_UP
-from orchestrator.system.mirror import JobObjects
+from orchestrator.system.mirror import JobObjects, delete_log
 from orchestrator.system.ports import REACH_S, Reach
 from orchestrator.system.roots import AllowedRoots
 from orchestrator.system.run_folder import claimed, file_sizes, fleet_of, history_of, own_history_of, remove_claimed
@@ -242,6 +242,17 @@ class RayControlPort:
         except OSError as error:
             raise LogStoreUnavailable(detail=f"{error.strerror or error}.", remedy=disk_remedy(error)) from error
 
+    def delete_log(self, job_id: str) -> None:
+        if self._job_store is None:
+            return
+        try:
+            delete_log(object_store.open_store(self._job_store), job_id)
+        except OSError as error:
+            raise InfrastructureError(
+                detail=f"The log of job {job_id} cannot be removed from {self._job_store}: {error.strerror or error}.",
+                remedy=f"{object_store.remedy_of(error)} Then repeat the request.",
+            ) from error
+
     def sweep(self, runs: Path, is_known: Callable[[str], bool], *, again: bool) -> None:
         """Remove run folders of unknown jobs from the machines of nodes that have joined since, or with ``again`` of all.
 
@@ -287,11 +298,12 @@ class RayControlPort:
         run_dir: Path,
         cordoned: Mapping[str, str] = MappingProxyType({}),
         roots: AllowedRoots = NOTHING_MORE,
-        build: str = "",
+        last_known: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         """Start the job, which then runs by itself and touches nothing outside ``roots`` and its run folder.
 
-        It runs in the release of its node, or in this one if its files were last written by ``build``, which is newer.
+        ``last_known`` is what the service last knew of the job, if it has run before. It runs in the release of its node, or
+        in this one if its files were last written by a newer release than the head's.
         Idempotent: a second call finds the running job. If ``run_dir`` holds this job's tape and no process writes it, the
         job continues from there. Raises InfrastructureError if the job does not start. While the store of a mirrored job
         cannot be used, nothing is started and nothing ended: its islands train on.
@@ -304,12 +316,16 @@ class RayControlPort:
         regions = {group["name"]: group["region"] for group in self.node_groups() if group["region"]}
         if spec.synchroniser.durability.is_mirrored and self._job_store is not None:
             object_store.require_available(self._job_store)
-        options = {**self._place_of(job_id, spec, run_dir), **SYNCHRONISER_OPTIONS, **self._release_for(build)}
+        options = {
+            **self._place_of(job_id, spec, run_dir),
+            **SYNCHRONISER_OPTIONS,
+            **self._release_for(last_known.get("build", "")),
+        }
         if self._copies is not None:
             self._copies.put(run_dir)
         allowed = roots.without(*self._private)
-        document = spec.model_dump(mode="json")
-        facts = (job_id, document, regions, str(run_dir.resolve()), dict(cordoned), allowed, self._job_store)
+        document, has_begun = spec.model_dump(mode="json"), bool(last_known.get("global_version"))
+        facts = (job_id, document, regions, str(run_dir.resolve()), dict(cordoned), allowed, self._job_store, has_begun)
         before = frozenset(psutil.pids())
         actor = self._ask_head(lambda: cluster.start_actor(SynchroniserActor, options, *facts), START_TIMEOUT_S)
         try:

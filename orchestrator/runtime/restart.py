@@ -177,11 +177,14 @@ def policy_of(spec: JobSpec, regions: Mapping[str, str], run_dir: Path) -> JobPo
     return continued(spec.policy({**regions, **begun_in}, slots=True, standbys=True), header.policy)
 
 
-def disk_of(job: str, spec: JobSpec, regions: Mapping[str, str], run_dir: Path, store: str | None) -> Disk:
+def disk_of(
+    job: str, spec: JobSpec, regions: Mapping[str, str], run_dir: Path, store: str | None, *, has_begun: bool
+) -> Disk:
     """Return the disk for the job's files: this machine's, mirrored into ``store`` if the specification says so.
 
-    A mirrored job's files are in ``run_dir`` afterwards, wherever the synchroniser before ran, and that one is fenced. While
-    the store cannot be used, this waits. A job whose log is damaged ends here, as failed, with the story.
+    ``has_begun`` says that the job has run before. A mirrored job's files are in ``run_dir`` afterwards, wherever the
+    synchroniser before ran, and that one is fenced. While the store cannot be used, this waits. A job whose log is damaged
+    ends here, as failed, with the story.
     """
     if not spec.synchroniser.durability.is_mirrored:
         return LocalDisk()
@@ -201,7 +204,7 @@ def disk_of(job: str, spec: JobSpec, regions: Mapping[str, str], run_dir: Path, 
                 detail=f"The store {opened.url} has nothing of job {job}, which has trained: the store was emptied or "
                 "exchanged. Put its content back, or submit the job again with `--resume` from a checkpoint."
             )
-        disks.append(mirror(run_dir, objects, LocalDisk()))
+        disks.append(mirror(run_dir, objects, LocalDisk(), has_begun=has_begun))
 
     try:
         _once_unlocked(lambda: Retrier().until_done(STORE_REFUSES, take_over))

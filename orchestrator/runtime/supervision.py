@@ -494,5 +494,14 @@ class SynchroniserKeeper:
         kind: Callable[..., SynchroniserInterface] = cluster.actor_class(SYNCHRONISER_CLASS)
         regions, cordoned, store, _ = self._noted
         # plain data: another release may have other classes
-        facts = (self._job, spec.model_dump(mode="json"), regions, run_dir, cordoned, self._roots, store)
+        facts = (
+            self._job,
+            spec.model_dump(mode="json"),
+            regions,
+            run_dir,
+            cordoned,
+            self._roots,
+            store,
+            self.had_theta,
+        )
         return cluster.start_actor(kind, {**where, **SYNCHRONISER_OPTIONS}, *facts)

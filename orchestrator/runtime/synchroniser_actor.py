@@ -53,7 +53,6 @@ from orchestrator.core.vocabulary import (
     Incarnation,
     Instant,
     IslandId,
-    IslandState,
     JobPhase,
     JobPolicy,
     Life,
@@ -64,7 +63,7 @@ from orchestrator.host import job_files, records
 from orchestrator.host.checkpoint_writer import CheckpointWriter
 from orchestrator.host.job_context import EventQueue, JobContext, Timers
 from orchestrator.host.job_files import JobFiles
-from orchestrator.host.line_traffic import by_region, pause_reason
+from orchestrator.host.line_traffic import by_region, trouble_of
 from orchestrator.host.retry import (
     TAPE_REFUSES,
     NoSync,
@@ -89,7 +88,7 @@ from orchestrator.runtime.shard_worker import JobChannel
 from orchestrator.runtime.supervision import Helper, Supervisor, SynchroniserFacts
 from orchestrator.simulation.advice import advice
 from orchestrator.specification.config import JobSpec, parse_job
-from orchestrator.status import CoreStatus, FragmentNorms, JobStatus, LinesStatus, StatusDocument
+from orchestrator.status import FragmentNorms, JobStatus, LinesStatus, StatusDocument
 from orchestrator.status import Helper as HelperStatus
 from orchestrator.system import logbook, release
 from orchestrator.system.mirror import MirroredDisk
@@ -120,9 +119,11 @@ class SynchroniserActor:
         cordoned: dict[str, str],
         roots: AllowedRoots,
         store: str | None = None,
+        has_begun: bool = False,
     ) -> None:
         is_trial = job_files.hand_over_noted(Path(run_dir)) is not None
-        self._live = open_job(job, parse_job(spec), regions, Path(run_dir), roots, store, cordoned)
+        job_spec = parse_job(spec)
+        self._live = open_job(job, job_spec, regions, Path(run_dir), roots, store, cordoned, has_begun=has_begun)
         self._live.start(cordoned)
         if is_trial:
             self._live.begun.result()  # raises what keeps this release from going on
@@ -154,16 +155,18 @@ def open_job(
     roots: AllowedRoots,
     store: str | None = None,
     cordoned: Mapping[str, str] = MappingProxyType({}),
+    *,
+    has_begun: bool = False,
 ) -> LiveJob:
     """Open or recover the job's files, and connect the parts of its process. No event is handed over yet.
 
-    ``store`` is the URL of the service's, in which a mirrored job has its log. Raises what ``restart.disk_of`` and
-    ``restart.files_of`` raise.
+    ``store`` is the URL of the service's, in which a mirrored job has its log, and ``has_begun`` that there must be one.
+    Raises what ``restart.disk_of`` and ``restart.files_of`` raise.
     """
     roots = roots.with_run(run_dir)
     logbook.keep(logbook.service_logbook(run_dir, "synchroniser"))
     log.info("the synchroniser of %s begins", job)
-    disk = restart.disk_of(job, spec, regions, run_dir, store)
+    disk = restart.disk_of(job, spec, regions, run_dir, store, has_begun=has_begun)
     mirror = disk if isinstance(disk, MirroredDisk) else None
     policy = restart.policy_of(spec, regions, run_dir)
     resumption = restart.resumption_of(spec, run_dir, roots)
@@ -362,14 +365,8 @@ class LiveJob:
             "lines": lines,
             "helpers": [*self.supervisor.statuses(), *of_nodes],
         }
-        pause = trouble or self.missing_on_head or last.view.pause_reason or self._line_trouble(last.view, lines)
+        pause = trouble or self.missing_on_head or last.view.pause_reason or trouble_of(last.view, lines)
         return last.with_view(pause_reason=pause, build=str(release.own())).model_copy(update=now).document()
-
-    def _line_trouble(self, view: CoreStatus, lines: LinesStatus) -> str | None:
-        if view.phase != "running":
-            return None
-        training = [island.island for island in view.islands if island.state == IslandState.TRAINING]
-        return pause_reason(lines.islands, training, view.quorum)
 
     def submit(self, command: str, caller: str, document: Mapping[str, Any]) -> None:
         """Queue the command that ``document`` is the plain form of; its outcome appears among the status's commands.

@@ -28,6 +28,7 @@ from orchestrator.system.disk import Disk, HeldFile
 from orchestrator.system.object_store import ObjectStore, open_store, remedy_of
 from orchestrator.system.run_folder import STATUS
 from orchestrator.system.store_log import (
+    DELETED,
     NEWEST,
     REQUESTS_MAX,
     SCHEMA,
@@ -529,6 +530,17 @@ class JobObjects:
 
     def delete(self, names: Iterable[str]) -> None:
         self._store.delete(self._prefix + name for name in names)
+
+
+def delete_log(store: ObjectStore, job: str) -> None:
+    """Remove the log of a job that was deleted. Raises OSError, and may be repeated.
+
+    The mark stays for `atoll store gc`, which removes what is left then: a listing may be stale, and a synchroniser that was
+    believed dead may still write.
+    """
+    objects = JobObjects(store, job)
+    objects.put(DELETED, b"")
+    objects.delete(name for name in objects.sizes() if name != DELETED)
 
 
 def refuse_to_leave_logs(runs: Path, before: str | None, url: str) -> None:

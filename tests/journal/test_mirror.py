@@ -29,7 +29,7 @@ from orchestrator.host import retry
 from orchestrator.host.job_files import mirror
 from orchestrator.system import mirror as mirroring
 from orchestrator.system.disk import LocalDisk
-from orchestrator.system.mirror import JobObjects, LogWriter, mirrored, refuse_to_leave_logs
+from orchestrator.system.mirror import JobObjects, LogWriter, delete_log, mirrored, refuse_to_leave_logs
 from orchestrator.system.object_store import FolderStore, ObjectStore, admit, open_store, require_available
 from orchestrator.system.ports import free_port
 from orchestrator.system.run_folder import TAPE
@@ -416,6 +416,31 @@ def test_a_store_that_has_lost_the_log_is_no_reason_to_start_over() -> None:
     with pytest.raises(DataError, match="the store was emptied or exchanged"):
         mirror(Path("/run"), SimulatedStore(), disk, AtOnce(), lambda work: work())
     assert disk.read(Path("/run") / TAPE) == before
+
+
+def test_a_store_that_was_emptied_while_the_machine_was_lost_does_not_begin_the_job_anew() -> None:
+    with pytest.raises(DataError, match="has nothing of this job, but it has run before: the store was emptied"):
+        mirror(Path("/run"), SimulatedStore(), SimulatedDisk(), AtOnce(), lambda work: work(), has_begun=True)
+    mirror(Path("/run"), SimulatedStore(), SimulatedDisk(), AtOnce(), lambda work: work())  # a job that begins
+
+
+def test_a_deleted_job_leaves_a_mark_and_what_comes_late_is_collected_with_it(tmp_path: Path) -> None:
+    store = open_store(str(tmp_path))
+    admit(store, None)
+    for job in ("deleted", "kept"):
+        run(JobObjects(store, job), SimulatedDisk())
+    kept = store.sizes("jobs/kept")
+    delete_log(store, "deleted")
+    delete_log(store, "deleted")  # it may be repeated
+    assert list(store.sizes("jobs/deleted")) == ["jobs/deleted/deleted"]
+    JobObjects(store, "deleted").create("log/000000000099", b"of a synchroniser that was believed dead")
+    checked = CliRunner().invoke(app, ["store", "check", str(tmp_path), "--json"])
+    assert list(json.loads(checked.stdout)["jobs"]) == ["kept"]
+    collected = CliRunner().invoke(app, ["store", "gc", str(tmp_path), "--json"])
+    assert json.loads(collected.stdout)["jobs"]["deleted"]["objects"] == 2
+    assert store.sizes("jobs/deleted") == {}
+    assert store.sizes("jobs/kept").keys() <= kept.keys()
+    assert CliRunner().invoke(app, ["store", "check", str(tmp_path)]).exit_code == 0
 
 
 def test_what_the_folder_has_already_is_not_read_again() -> None:

@@ -63,6 +63,9 @@ class Voyages:
     def begin(self, runs: Path) -> None:
         """Do nothing: there is one machine."""
 
+    def delete_log(self, job_id: str) -> None:
+        pass
+
     def has_store(self) -> bool:
         return False
 
