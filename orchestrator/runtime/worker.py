@@ -8,10 +8,11 @@ somebody first uses them. Source: ``import ray`` of Ray 2.60, 0.29 s of processo
 
 An actor of a job that was upgraded may run in another release than its node (``of_release``):
 
-    python -m orchestrator.runtime.worker --release BUILD PYTHON PROGRAM OPTION ...
+    python -m orchestrator.runtime.worker --release BUILD PYTHON -m orchestrator.runtime.worker PROGRAM OPTION ...
 
-becomes that interpreter if the node's own release is older, and if this machine has it. What such an actor starts on another
-machine begins in the same way, so it runs in the newer of the job's release and that of its node.
+becomes that interpreter if the node's own release is older, and if this machine has it. Ray adds what follows PYTHON. What
+such an actor starts on another machine begins in the same way, so it runs in the newer of the job's release and that of
+its node.
 
 The title of the process, which `ps` shows, ends with the name of its actor (``ray::Island.reports demo-3ef8s:asia:2``).
 Ray's own titles have the class alone, which is the same for every job and island.
@@ -39,7 +40,7 @@ IDLE = "ray::IDLE"
 LATE = ("requests", "jsonschema")
 RELEASE = "--release"
 NODE_PYTHON = "ATOLL_NODE_PYTHON"
-"""The variable with the interpreter of the node. Ray's own program, which starts those of releases, sees it."""
+"""The variable with the interpreter of a node, in the environment of its processes."""
 
 
 class LateModule(ModuleType):
@@ -81,10 +82,13 @@ def of_release(build: str, python: str) -> dict[str, Any]:
 
 
 def become_release(build: str, python: str, arguments: list[str]) -> None:
-    """Replace this process by one of that interpreter, unless this release is as new, or the machine does not have it."""
+    """Replace this process by one of that interpreter, unless this release is as new, or the machine does not have it.
+
+    ``arguments`` are the interpreter's.
+    """
     wanted, own = release.Build.parse(build), release.own()
     if wanted is not None and release.is_older(own, wanted) and os.access(python, os.X_OK):
-        python_process.become([python, *python_process.running(MODULE), *arguments])
+        python_process.become([python, *arguments])
 
 
 def main() -> None:
