@@ -193,3 +193,55 @@ def test_a_job_goes_on_in_the_next_release_while_its_islands_train(
     assert restarted.build == f"{NEXT}_w{release.WIRE}"
     assert restarted.upgrade == f"the job was upgraded from {release.own()}"
     assert replay(read_tape(job.run_dir / "tape.jsonl")).exact
+
+
+@soak
+@pytest.mark.parametrize("breaks", ["as it starts", "before its first record"])
+def test_a_release_that_cannot_start_leaves_the_job_to_the_old_one(
+    start: Callable[..., Job], home: Path, tmp_path: Path, document: dict[str, Any], breaks: str
+) -> None:
+    """The rehearsal succeeds, because only the synchroniser itself is broken."""
+    job = start(document)
+    job.wait_for_merge("asia", 1)
+    pids = {island["island"]: island["pid"] for island in job.status()["view"]["islands"]}
+    line = {"as it starts": "    queue = EventQueue(", "before its first record": "        decided = [effect for"}[
+        breaks
+    ]
+    indent = line[: len(line) - len(line.lstrip())]
+    planted = (line, f'{indent}raise OSError("planted")\n{line}')
+    broken = {"orchestrator/runtime/synchroniser_actor.py": planted}
+    assert "build" in _upgraded(made_release(tmp_path / "next", changes=broken), home, job, document)
+
+    job.wait_until(lambda: job.answers() and job.last["view"]["epoch"] == 2, "the old release")
+    (restarted,) = job.restarts()
+    assert restarted.build == str(release.own())
+    assert f"the upgrade to {NEXT}_w{release.WIRE} failed, and {release.own()} goes on: " in restarted.upgrade
+    assert "planted" in restarted.upgrade
+    version = job.last["view"]["global_version"]
+    job.wait_until(lambda: job.status()["view"]["global_version"] > version + 8, "merges after that")
+    assert {island["island"]: island["pid"] for island in job.status()["view"]["islands"]} == pids
+    assert replay(read_tape(job.run_dir / "tape.jsonl")).exact
+    again = _upgraded(made_release(tmp_path / "mended"), home, job, document)
+    assert "build" in again
+    job.wait_until(lambda: job.answers() and job.last["view"]["epoch"] == 3, "the mended release")
+    assert job.last["view"]["build"] == f"{NEXT}_w{release.WIRE}"
+
+
+@soak
+def test_a_release_that_cannot_continue_the_job_is_refused_and_the_job_notices_nothing(
+    start: Callable[..., Job], home: Path, tmp_path: Path, document: dict[str, Any]
+) -> None:
+    job = start(document)
+    job.wait_for_merge("asia", 1)
+    wire = {"orchestrator/system/release.py": (f"WIRE = {release.WIRE}", f"WIRE = {release.WIRE + 1}")}
+    schema = {"orchestrator/tape/schema.py": ('SCHEMA = "atoll-tape/1"', 'SCHEMA = "atoll-tape/9"')}
+    for name, version, changes, words in (
+        ("wire", NEXT, wire, "their wire numbers differ"),
+        ("tape", NEXT, schema, "this is not a tape of schema 'atoll-tape/9'"),
+        ("far", "0.9.0", {}, "more than one minor release"),
+        ("same", "0.1.0", {}, "already"),
+    ):
+        refused = _upgraded(made_release(tmp_path / name, version, changes), home, job, document)["refused"]
+        assert words in refused
+    assert job.status()["view"]["epoch"] == 1
+    assert not job.restarts()
