@@ -71,8 +71,7 @@ CONCURRENCY = 32
 """Calls of an island's process that run at the same time."""
 CAPACITY_WAIT_S = 3.0
 """A killed island's resources are booked until its node notices (well under a second)."""
-HELLO_TIMEOUT_S = 60.0
-REACH_TIMEOUT_S = 3.0
+HELLO_TIMEOUT_S, REACH_TIMEOUT_S = 60.0, 3.0
 WATCH_S = 2.0
 ORPHANED_S = 10.0
 """A synchroniser that died has its name while Ray makes it again. One without a name for so long does not come back."""
@@ -324,6 +323,7 @@ class Controller:
 
     def kill(self, island: IslandId, incarnation: Incarnation) -> None:
         """SIGKILL its processes, if there are any."""
+        log.info("%s.%s is killed", island, incarnation)
         placed, actors = self._placed(island, incarnation), self._actors_of(island, incarnation)
         reached = [self._node_agents.kill(rank) for rank in placed.ranks] if placed is not None else []
         for actor in [actor for rank, actor in enumerate(actors) if rank >= len(reached) or not reached[rank]]:
