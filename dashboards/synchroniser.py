@@ -159,6 +159,7 @@ def _journal() -> list[Panel]:
             "Controllers, evaluators and node agents that do not answer, and their restarts in the last hour.",
             "none",
             Query(f"1 - atoll_helper_up{{{JOB}}} > 0", "{{helper}} away"),
+            Query(f"1 - atoll_shard_up{{{JOB}}} > 0", "shard {{shard}} on {{node}} away"),
             Query(f"increase(atoll_helper_restarts_total{{{JOB}}}[1h]) > 0", "{{helper}} made again"),
             width=8,
         ),
@@ -171,10 +172,11 @@ def _journal() -> list[Panel]:
             width=8,
         ),
         curves(
-            "Size of the newest checkpoint",
-            "The job keeps some of them (checkpoints.keep).",
+            "Size of the newest checkpoint, and of shards",
+            "The job keeps some checkpoints (checkpoints.keep). Of a shard: its parameters.",
             "bytes",
             Query(f"atoll_checkpoint_bytes{{{JOB}}}", "{{atoll_job}}"),
+            Query(f"atoll_shard_bytes{{{JOB}}}", "shard {{shard}} on {{node}}"),
             width=8,
         ),
     ]

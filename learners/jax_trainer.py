@@ -81,6 +81,7 @@ class JaxTrainer:
         self._devices = jax.devices() if spec.host_count > 1 else jax.local_devices()
         self._mesh = mesh.of_island(spec, self._devices)
         self._batch_sharding = mesh.batch_sharding(self._mesh, spec.batch_size)
+        self._makers: dict[str, Any] = {}
         self._to_host = ThreadPoolExecutor(1, "to-host")
         factory = self._inner.factory
         self._inner_step = inner_step.build(
@@ -112,7 +113,10 @@ class JaxTrainer:
     def initial_parameters(self, pieces: Iterable[str] | None = None) -> Arrays:
         if self._model.initial_weights is not None:
             return dict(self._model.initial_weights(pieces))
-        return dict(self._initial) if pieces is None else taken(self._initial, pieces)
+        if pieces is None or not self._model.traceable:
+            return dict(self._initial) if pieces is None else taken(self._initial, pieces)
+        names = tuple(pieces)
+        return taken({name: self._made_on_host(name) for name in {piece_named(n).tensor for n in names}}, names)
 
     def warm_up(self) -> None:
         """Compile the step and run it once on zeros, because the first run loads libraries and starts threads.
@@ -299,13 +303,17 @@ class JaxTrainer:
         """The initial parameters on the host. If the model can be traced, all devices create one tensor after another."""
         if not self._model.traceable:
             return dict(self._model.initialise(self._spec.job.seed))
-        return {name: shards.taken(self._made(name), Piece(name)).on_host() for name in self._shapes}
+        return {name: self._made_on_host(name) for name in self._shapes}
+
+    def _made_on_host(self, name: str) -> np.ndarray:
+        return shards.taken(self._made(name), Piece(name)).on_host()
 
     def _made(self, name: str) -> jax.Array:
-        program: Any = jax.jit(
-            lambda: self._model.initialise(self._spec.job.seed)[name], out_shardings=self._shardings[name]
-        )
-        array: jax.Array = program()
+        if name not in self._makers:  # a tensor of several fragments is made once for each
+            self._makers[name] = jax.jit(
+                lambda: self._model.initialise(self._spec.job.seed)[name], out_shardings=self._shardings[name]
+            )
+        array: jax.Array = self._makers[name]()
         return array
 
     @cached_property

@@ -230,6 +230,19 @@ class Helper(Facts):
     restarts: Count = Field(description="times it was restarted")
 
 
+class Shard(Facts):
+    """One of several shards of the synchroniser, each a process with its own journal."""
+
+    shard: Count
+    node: str = Field(description="the name of the node that it is on")
+    fragments: Annotated[list[Count], Field(max_length=FRAGMENTS_MAX)]
+    byte_count: Count = Field(description="of the parameters of its fragments, as float32")
+    condition: Literal["running", "starting", "moving"] = Field(
+        description="starting: its process is being started again, and its fragments do not merge; moving: to another node"
+    )
+    reason: str = Field(description="what is wrong with it; empty while it runs")
+
+
 # ── figures of the folds ──────────────────────────────────────────────────────────────────────────────────────────────
 
 _FIGURES = ConfigDict(extra="allow")
@@ -450,6 +463,7 @@ class JobStatus(Facts):
     lines        bytes as they were carried between islands and synchroniser
     fragment_norms  of each fragment that was merged in this life of the synchroniser
     helpers      the job's other processes
+    shards       the shards, if there are several
     disk_trouble what the disk of journal and tape refuses, while it does; nothing is merged meanwhile
     store        the store of a mirrored job; nothing is merged while it has trouble
     last_known   set where the job's files are damaged: version, epoch and tokens are what could still be read of them
@@ -471,6 +485,7 @@ class JobStatus(Facts):
     lines: LinesStatus = LinesStatus.model_construct()
     fragment_norms: Annotated[list[FragmentNorms], Field(max_length=FRAGMENTS_MAX)] = []
     helpers: list[Helper] = []
+    shards: list[Shard] = []
     disk_trouble: str | None = None
     store: StoreStatus | None = None
     last_known: bool = False

@@ -68,11 +68,33 @@ def test_islands_measure_only_where_they_keep_what_was_published() -> None:
 
 
 @pytest.mark.parametrize(
+    ("shards", "evaluation", "island", "adoption", "on"),
+    [
+        (1, {}, {}, "rebase", "head"),
+        (2, {}, {}, "rebase", "islands"),
+        (2, {"sequences": 8}, {}, "rebase", "islands"),
+        (2, {"on": "head"}, {}, "rebase", "head"),
+        (2, {}, {"hosts": 2, "accelerator": "gpu", "accelerators": 1}, "rebase", "head"),
+        (2, {}, {}, "replace", "head"),
+    ],
+)
+def test_islands_measure_what_several_shards_share(
+    shards: int, evaluation: dict, island: dict, adoption: str, on: str
+) -> None:
+    document = SMALLEST | {
+        "islands": [{"node_group": "a", **island}],
+        "evaluation": evaluation,
+        "synchroniser": {"shards": shards, "adoption": adoption},
+    }
+    spec = parse_job(document)
+    assert (spec.evaluation.on, spec.evaluation.sequences) == (on, evaluation.get("sequences", 128))
+    assert parse_job(spec.model_dump(mode="json")) == spec
+
+
+@pytest.mark.parametrize(
     ("section", "path", "words"),
     [
         ({"shards": 9, "fragments": 8}, "synchroniser.shards", "at most 8"),
-        ({"shards": 2, "durability": {"kind": "async"}}, "synchroniser.durability.kind", "need sync"),
-        ({"shards": 2, "durability": {"kind": "mirrored"}}, "synchroniser.durability.kind", "need sync"),
         ({"shard_groups": ["a"]}, "synchroniser.shard_groups", "Raise synchroniser.shards"),
         ({"shards": 2, "shard_groups": ["a", "b", "c"]}, "synchroniser.shard_groups", "only 2 shards to place"),
     ],

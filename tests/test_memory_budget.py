@@ -186,3 +186,32 @@ def test_a_model_that_only_its_package_knows_is_refused_by_the_field_that_names_
     (problem,) = memory_problems(of, BILLION, fleet(1))
     assert problem.path == "model.factory"
     assert problem.message.startswith("is 'somebody.models:build', whose model has 1,000,000,000 parameters: merging")
+
+
+def sharded(**synchroniser: Any) -> JobSpec:
+    """A job whose head only has what runs on the head: islands measure."""
+    return spec(synchroniser={"fragments": 24, **synchroniser})
+
+
+def test_each_shard_is_counted_where_it_is_placed() -> None:
+    one, four = (demand_of(sharded(shards=count), BILLION) for count in (1, 4))
+    assert (one.head, one.shards) == (four.head, four.shards) == (one.head, ()), (
+        "without groups they are beside the head"
+    )
+    away = demand_of(sharded(shards=4, shard_groups=["x", "y"]), BILLION)
+    assert (away.head, len(away.shards), sum(away.shards)) == (0.0, 4, pytest.approx(one.head))
+    assert away.islands == one.islands
+
+
+def test_a_shard_that_no_node_of_its_group_can_hold_is_refused_with_its_group() -> None:
+    of, part = sharded(shards=4, shard_groups=["x", "y"]), demand_of(sharded(shards=4), BILLION).head / 4
+    here = [NodeMemory("big", "here", 10_000 * GIB), NodeMemory("head", HEAD, 1)]
+    y = NodeMemory("y", "y", 3 * part)
+    ((path, message, remedy),) = refusals(of, [*here, y, NodeMemory("x", "x", part * 0.9)])
+    assert path == "synchroniser.shard_groups.0"
+    assert "'x'" in message
+    assert "one of 4 shards" in message
+    assert "Raise synchroniser.shards" in remedy
+    ((path, message, _),) = refusals(of, [*here, y, NodeMemory("x", "x", part * 1.1)])
+    assert (path, "node group 'x'" in message) == ("synchroniser.shard_groups", True), "two of them are to be there"
+    assert refusals(of, [*here, y, NodeMemory("x", "x", part * 2.1)]) == []

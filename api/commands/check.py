@@ -140,10 +140,11 @@ def _facts(spec: JobSpec, result: Mapping[str, Any]) -> dict[str, Any]:
     demand = demand_of(spec, result["model"]["parameters"])
     sync, inner = spec.synchroniser, spec.training.inner_optimizer
     memory = {"head": demand.head} | {f"islands.{index}": needed for index, needed in enumerate(demand.islands)}
+    memory |= {f"shards.{number}": needed for number, needed in enumerate(demand.shards)}
     return {
         "name": spec.name,
         "islands": list(spec.island_sections()),
-        "node_groups": sorted({entry.node_group for entry in spec.islands}),
+        "node_groups": sorted({entry.node_group for entry in spec.islands} | {*sync.node_groups, *sync.shard_groups}),
         "model": {"of": spec.model.factory or (spec.model.preset if spec.model.decoder is None else "decoder")}
         | {"trainer": spec.trainer, **result["model"]},
         "memory_bytes": memory,

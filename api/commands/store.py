@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
@@ -15,8 +16,10 @@ from orchestrator.errors import DataError, InfrastructureError, NotFound
 from orchestrator.system import object_store, store_log, succession
 from orchestrator.system.mirror import JOBS, JobObjects
 from orchestrator.system.object_store import ObjectStore
+from orchestrator.system.run_folder import SHARDS
 
 REQUESTS_MAX = 16
+_LOG_NAME = re.compile(rf"{JOBS}/([^/]+(?:/{SHARDS}/[0-9]+)?)/")
 UrlArgument = Annotated[str, typer.Argument(metavar="URL", help="The store, as for `atoll up --store`.")]
 StoreKeyOption = Annotated[
     Path | None,
@@ -110,11 +113,13 @@ class _Reached:
 
 
 def _logs(store: ObjectStore, job: str | None, store_key: Path | None) -> dict[str, ObjectStore]:
-    """Return the logs of all jobs or of one, and with the key that of the service."""
-    names = sorted({name.removeprefix(f"{JOBS}/").partition("/")[0] for name in store.sizes(JOBS)})
-    if job is not None and job not in names:
-        raise NotFound(detail=f"{store.url} has no log of job {job!r}.", remedy=f"It has {', '.join(names) or 'none'}.")
-    logs: dict[str, ObjectStore] = {name: JobObjects(store, name) for name in names if job in (None, name)}
+    """Return the logs of all jobs or of one, of their shards, and with the key that of the service."""
+    names = sorted({match[1] for name in store.sizes(JOBS) if (match := _LOG_NAME.match(name)) is not None})
+    jobs = sorted({name.partition("/")[0] for name in names})
+    if job is not None and job not in jobs:
+        raise NotFound(detail=f"{store.url} has no log of job {job!r}.", remedy=f"It has {', '.join(jobs) or 'none'}.")
+    wanted = [name for name in names if job in (None, name.partition("/")[0])]
+    logs: dict[str, ObjectStore] = {name: JobObjects(store, name) for name in wanted}
     if job is None and store.sizes(succession.SERVICE):
         if store_key is None:
             say("the copy of the service is sealed, and is left alone. Give its key with --store-key")

@@ -67,15 +67,45 @@ def group_problems(document: Mapping[str, Any], groups: Sequence[NodeGroupRecord
     islands, evaluation = document.get("islands"), document.get("evaluation")
     entries = list(islands) if isinstance(islands, list | tuple) else []
     sections = [(f"islands.{index}", entry) for index, entry in enumerate(entries)] + [("evaluation", evaluation)]
-    named = [(path, section.get("node_group")) for path, section in sections if isinstance(section, Mapping)]
+    named = [
+        (f"{path}.node_group", section.get("node_group")) for path, section in sections if isinstance(section, Mapping)
+    ]
+    named += _groups_of_synchroniser(document)
     return tuple(
         Problem(
-            f"{path}.node_group",
+            path,
             f"is {brief(group)}, but the fleet has {some_of(names) or 'none at all'}.",
             f"{_meant(group, names)}, or restart the service with a --groups file that has it.",
         )
         for path, group in named
         if isinstance(group, str) and group not in names
+    )
+
+
+def _groups_of_synchroniser(document: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """Return the node groups on which the synchroniser or its shards are to run, each with its place."""
+    section = document.get("synchroniser")
+    lists = (
+        {name: section.get(name) for name in ("node_groups", "shard_groups")} if isinstance(section, Mapping) else {}
+    )
+    return [
+        (f"synchroniser.{name}.{index}", group)
+        for name, groups in lists.items()
+        for index, group in enumerate(groups if isinstance(groups, list | tuple) else ())
+    ]
+
+
+def shard_problems(shard_groups: Sequence[str], groups: Sequence[NodeGroupRecord]) -> tuple[Problem, ...]:
+    """Return a problem for each node group of the shards that has no node: a job cannot begin without its shards."""
+    empty = {group["name"] for group in groups if not group["nodes"]}
+    return tuple(
+        Problem(
+            f"synchroniser.shard_groups.{index}",
+            f"is {group!r}, which has no node now, and a job does not begin without its shards.",
+            f"Start a node with `atoll join --group {group}`, or name another group.",
+        )
+        for index, group in enumerate(shard_groups)
+        if group in empty
     )
 
 

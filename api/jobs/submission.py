@@ -33,6 +33,7 @@ from api.jobs.path_check import (
     group_problems,
     problems_outside_roots,
     sections_of,
+    shard_problems,
     unseen_problems,
     weights_problems,
     with_index_digest,
@@ -83,6 +84,8 @@ class Checks:
             spec = self._of_files(spec, problems)
         problems += fleet_problems(spec.islands if is_whole and spec else sections_of(document), groups)
         problems += of_groups
+        if spec is not None:
+            problems += shard_problems(spec.synchroniser.shard_groups, groups)
         if is_whole and spec is not None and (count := parameter_count_of(spec)) is not None:
             problems += memory_problems(spec, count, self.control.node_memory())
         if spec is not None and spec.synchroniser.durability.is_mirrored and not self.control.has_store():

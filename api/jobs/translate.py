@@ -148,6 +148,7 @@ def _by_status(status: JobStatus) -> dict[str, Any]:
         "goodput": finite(status.goodput),
         "statistics": finite(status.statistics),
         "helpers": status.helpers,
+        "shards": [] if state.final else status.shards,
         "eta_s": eta_of(status),
         "merged_at": merged_at_of(status),
         "troubles": [] if state.final else list(troubles_of(status)),
@@ -183,6 +184,7 @@ def troubles_of(status: JobStatus) -> Iterator[str]:
     if view.checkpoint.trouble:
         yield f"checkpoints fail: {view.checkpoint.trouble}"
     yield from (f"{helper.name}: {helper.reason}" for helper in status.helpers if helper.reason)
+    yield from (f"shard {one.shard} on node {one.node}: {one.reason}" for one in status.shards if one.reason)
 
 
 def _some(names: Sequence[str]) -> str:

@@ -155,6 +155,18 @@ _FAMILIES = (
         "1 while the job's helper process (controller, evaluator, a node's agent) answers. 0: it restarts, or is silent.",
     ),
     Family(
+        "gauge",
+        "atoll_shard_up",
+        ("atoll_job", "shard", "node"),
+        "1 while this shard of several serves. 0: its fragments do not merge; the job's status says why.",
+    ),
+    Family(
+        "gauge",
+        "atoll_shard_bytes",
+        ("atoll_job", "shard", "node"),
+        "Bytes of the parameters of the shard's fragments. Uneven shards: few fragments, or very different ones.",
+    ),
+    Family(
         "counter",
         "atoll_helper_restarts",
         ("atoll_job", "helper"),

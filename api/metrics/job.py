@@ -84,6 +84,9 @@ def _of_job(job: str, status: JobStatus) -> Iterator[Sample]:
     for helper in status.helpers:
         yield Sample("atoll_helper_up", (job, helper.name), helper.condition == "running")
         yield Sample("atoll_helper_restarts", (job, helper.name), helper.restarts)
+    for shard in status.shards:
+        yield Sample("atoll_shard_up", (job, str(shard.shard), shard.node), shard.condition == "running")
+        yield Sample("atoll_shard_bytes", (job, str(shard.shard), shard.node), shard.byte_count)
     if "disk_trouble" in status.model_fields_set:
         yield Sample("atoll_journal_failing", (job,), status.disk_trouble is not None)
     if (store := status.store) is not None:

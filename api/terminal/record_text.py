@@ -59,9 +59,10 @@ EVENTS = {
     "UncordonRequested": "{caller} asks to place islands on {node_group} again",
     "JobResumed": "the job resumes from {checkpoint}, with {tokens_trained:,} tokens trained before",
     "JobSalvaged": "epoch {epoch} continues from what islands hold: the files of {continued_from} are lost",
+    "ShardMoved": "shard {shard} continues on node {node}, from {source}: {reason}",
     "RollbackRequested": "{caller} asks to go back to checkpoint {checkpoint} (0: the newest)",
     "FragmentRestored": "fragment {fragment} is at version {version}, restored from checkpoint {checkpoint} "
-    "(0: from the version before the last, which the journal lost)",
+    "(0: from the version before the last, which is lost)",
     "RollbackFailed": "going back to checkpoint {checkpoint} failed: {reason}",
     "CheckpointRequested": "{caller} asks for a checkpoint",
     "IslandSaved": "{island} has saved its state for checkpoint {checkpoint}, held up for {held_seconds:.3f} s",

@@ -121,6 +121,7 @@ def render(job: Job, note: str | None = None) -> RenderableType:
         parts.append(Text(queue_place(job), style="bold yellow"))
     parts += [Text(words, style="bold yellow") for words in (job.pause_reason, job.checkpoint.trouble) if words]
     parts += [Text(words, style="bold yellow") for words in helper_words(job)]
+    parts += [Text(words, style=style) for style, words in shard_words(job)]
     if job.reason and job.state.final:
         parts.append(Text(job.reason, style="bold red" if job.state == "failed" else "default"))
     if note:
@@ -173,6 +174,19 @@ def wire_words(job: Job) -> str:
 def helper_words(job: Job) -> list[str]:
     """Return a sentence for each helper process of the job that has a problem."""
     return [f"{helper.name}: {helper.reason}" for helper in job.helpers if helper.reason]
+
+
+def shard_words(job: Job) -> list[tuple[str, str]]:
+    """Return a line for each shard of several, and its style."""
+    return [
+        (
+            "bold yellow" if one.reason else "dim",
+            f"shard {one.shard} on {one.node or 'no node'}: {one.condition}, fragments "
+            f"{', '.join(map(str, one.fragments)) or '(none yet)'}, {one.byte_count / 1e6:,.1f} MB"
+            + (f"; {one.reason}" if one.reason else ""),
+        )
+        for one in job.shards
+    ]
 
 
 def queue_place(job: JobSummary) -> str:

@@ -67,9 +67,16 @@ export function headline(job, buttons, checkpoints) {
     job.checkpoint?.trouble && h("p", { class: "notice" }, `Checkpoints ${ended ? "failed" : "fail"}: ${job.checkpoint.trouble}`),
     (job.warnings ?? []).map((one) => h("p", { class: "lead" }, `Warning: ${one.path} ${one.message} ${one.remedy}`)),
     !ended && (job.helpers ?? []).filter((one) => one.reason).map((one) => h("p", { class: "notice" }, `The ${one.name}: ${one.reason}.`)),
+    !ended && (job.shards ?? []).map((one) => h("p", { class: one.reason ? "notice" : "lead" }, shardLine(one))),
     ended && job.state !== "completed" && h("h2", { class: "reached" }, "What it reached"),
     tiles(job, ended && job.state !== "completed" ? lastCheckpoint(checkpoints) : tile("Islands", `${job.islands_training ?? "?"} of ${job.island_count}`, "training now")),
   ];
+}
+
+/** One of several shards of the synchroniser. */
+function shardLine({ shard, node, condition, fragments, byte_count: byteCount, reason }) {
+  const holds = fragments.length ? `fragments ${fragments.join(", ")}, ${bytes(byteCount)}` : "no fragments yet";
+  return `Shard ${shard} on ${node || "no node"}: ${condition}, ${holds}${reason ? `. ${sentence(reason)}` : "."}`;
 }
 
 /** What is known of a job that does not answer, from its line in the list of jobs. */

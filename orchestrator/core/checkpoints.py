@@ -300,10 +300,11 @@ def settle_rollback(state: JobState, now: Instant) -> list[Effect]:
 def fragment_restored(state: JobState, event: FragmentRestored) -> list[Effect]:
     """The fragment is what it was: everybody adopts that, and nothing that was built on another version is taken."""
     before, rollback = state.rounds[event.fragment], state.rollback
-    if isinstance(event.checkpoint, FromJournal) and rollback is None:
-        before = fragment_round.begin_restoring(before)  # nobody asked for it
-    elif rollback is None:
-        return []
+    offered, is_asked_for = sorted(before.offered.items()), not isinstance(event.checkpoint, FromJournal)
+    if is_asked_for is (rollback is None):
+        return []  # a repeated event, or a fragment that the rollback is to restore in any case
+    if not is_asked_for:
+        before = fragment_round.begin_restoring(before)
     if not before.restoring or event.version != before.version + 1:
         return []
     after = state.rounds[event.fragment] = fragment_round.finish_merge(before)
@@ -312,8 +313,9 @@ def fragment_restored(state: JobState, event: FragmentRestored) -> list[Effect]:
         state.islands[island.id] = island_record.rolled_back(island, event.fragment, after.version)
     left = rollback.left - {event.fragment} if rollback is not None else frozenset()
     state.rollback = replace(rollback, left=left) if rollback is not None and left else None
+    released = [ReleasePayload(c.payload, ReleaseReason.ABANDONED) for _, c in offered]
     published = publish(state, event.fragment, event.at)
-    return [published, *(advance_all(state, event.at) if not left else [])]
+    return [*released, published, *(advance_all(state, event.at) if not left else [])]
 
 
 def rollback_failed(state: JobState, event: RollbackFailed) -> list[Effect]:

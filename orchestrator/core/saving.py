@@ -126,7 +126,10 @@ class SurvivingIsland:
 
 @dataclass(frozen=True, slots=True)
 class LostVersion:
-    """A version that islands had heard of, and that is lost. The next merge of the fragment makes another of its number."""
+    """A version that islands had heard of, and that is lost.
+
+    After a ``JobSalvaged`` the next merge of the fragment makes another of its number, after a ``ShardMoved`` none does.
+    """
 
     fragment: FragmentId
     version: Version
@@ -157,6 +160,24 @@ class JobSalvaged:
     last_incarnations: tuple[Life, ...]
     checkpoints_before: int
     doubted: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ShardMoved:
+    """The shard ``shard`` is on another node, or another disk, and goes on there with these fragments.
+
+    ``source`` says what it goes on from, and ``momentum`` where momentum comes from. Versions in ``lost`` were announced,
+    but no island had them: ``FragmentRestored`` of each of their fragments follows.
+    """
+
+    at: Instant
+    shard: int
+    node: str
+    fragments: tuple[FragmentId, ...]
+    source: str
+    momentum: str
+    lost: tuple[LostVersion, ...]
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,5 +242,7 @@ class HandOver:
     python: str
 
 
-SavingEvent = CheckpointTaken | CheckpointFailed | JobResumed | JobSalvaged | FragmentRestored | RollbackFailed
+SavingEvent = (
+    CheckpointTaken | CheckpointFailed | JobResumed | JobSalvaged | ShardMoved | FragmentRestored | RollbackFailed
+)
 SavingEffect = BeginCheckpoint | SealCheckpoint | DropCheckpoint | RestoreFragments | HandOver

@@ -114,7 +114,7 @@ class Synchroniser:
                 return checkpoints.rollback_failed(state, event)
             case saving.CheckpointFailed():
                 return checkpoints.failed(state, event)
-            case events.FaultInjected():
+            case events.FaultInjected() | saving.ShardMoved():
                 return []
             case _:
                 return self._observed(event)

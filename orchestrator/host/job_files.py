@@ -38,11 +38,12 @@ from orchestrator.parameters.journal import (
     SUFFIX,
     Facts,
     Journal,
+    is_set_back,
     lost_merges,
     undecided_merges,
     unrecorded_merges,
 )
-from orchestrator.parameters.journaled_store import MergeLog, recovered, state_at
+from orchestrator.parameters.journaled_store import MergeLog, append_set_back, recovered
 from orchestrator.parameters.outer_state import OuterState, OuterStep
 from orchestrator.specification.config import JobSpec
 from orchestrator.system.disk import Disk, LocalDisk
@@ -77,8 +78,8 @@ AGE_MAX_S = 1e9
 LEFT_AT_THE_END = (STATUS, REPORT, PARAMETERS)
 
 
-class MergeJournal(MergeLog, Protocol):
-    """The journal as it is reconciled with the tape: a ``Journal``, or those of several shards in other processes."""
+class ShardJournals(MergeLog, Protocol):
+    """The journals of several shards in other processes, as they are reconciled with the tape. They act like one."""
 
     damage: list[str]
     foreign: list[str]
@@ -95,6 +96,14 @@ class MergeJournal(MergeLog, Protocol):
     def clear(self) -> None: ...
 
     def drop_newest(self, fragment: FragmentId) -> str: ...
+
+    def set_back(self, fragment: FragmentId, epoch: Epoch) -> None:
+        """Do what ``append_set_back`` does. Raises OSError."""
+        ...
+
+
+MergeJournal = Journal | ShardJournals
+"""The journal of a job."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +192,7 @@ def open_files(
     started_at: float,
     folds: Sequence[Fold] = (),
     disk: Disk | None = None,
-    journal_of_shards: MergeJournal | None = None,
+    journal_of_shards: ShardJournals | None = None,
     epoch: Epoch = Epoch(1),
     build: str = "",
 ) -> JobFiles:
@@ -359,7 +368,7 @@ def _has_begun(path: Path, disk: Disk) -> bool:
     return bool(end)
 
 
-def _refuse_a_past(run_dir: Path, disk: Disk, of_shards: MergeJournal | None) -> None:
+def _refuse_a_past(run_dir: Path, disk: Disk, of_shards: ShardJournals | None) -> None:
     """Raise DataError if files of an earlier run exist without a tape.
 
     Each of these files is written only once the tape's first line is durable. Starting over would silently discard what the
@@ -491,15 +500,13 @@ def _set_back(files: JobFiles, epoch: Epoch, outer_step: OuterStep) -> dict[Frag
     base and no contributors.
     """
     rounds, journal = files.core.state.rounds, files.journal
-    if not isinstance(journal, Journal):
-        return {}  # only the shards can write theirs; a loss is reported by ``unrecorded_merges``
     for fragment in lost_merges(rounds, journal.newest) if files.damage else ():
         version = rounds[fragment].version
-        before = state_at(journal, fragment, Version(version - 1), outer_step)
-        facts = journal.facts(fragment, Version(version - 1))
-        facts = replace(facts, version=Version(version + 1), epoch=epoch, base_digest="", contributors=())
         try:
-            journal.append(facts, before)
+            if isinstance(journal, Journal):
+                append_set_back(journal, fragment, epoch, outer_step)
+            else:
+                journal.set_back(fragment, epoch)
         except OSError as error:
             raise DataError(detail=f"The journal lost version {version} of fragment {fragment}: {error}.") from error
     restored: dict[FragmentId, Undated] = {}
@@ -507,7 +514,7 @@ def _set_back(files: JobFiles, epoch: Epoch, outer_step: OuterStep) -> dict[Frag
         if journal.newest(current.fragment) != current.version + 1:
             continue
         facts = journal.facts(current.fragment, Version(current.version + 1))
-        if not facts.base_digest and not facts.contributors:
+        if is_set_back(facts):
             restored[current.fragment] = _restoring(facts, FromJournal())
     return restored
 

@@ -41,6 +41,7 @@ log = logging.getLogger(__name__)
 RETRY_S = 1.0
 TAPE_REFUSES = "the tape cannot be written"
 JOURNAL_REFUSES = "the journal cannot be written"
+STORE_REFUSES = "the store cannot be used"
 RUN_FOLDER_REFUSES = "the run's folder cannot be written"
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 SYNC_EVERY_S = 0.5

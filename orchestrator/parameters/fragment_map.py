@@ -23,6 +23,7 @@ import heapq
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
+from orchestrator.core.vocabulary import FragmentId
 from orchestrator.errors import ConfigurationError, DataError
 from orchestrator.parameters.pieces import (
     BY_NAME,
@@ -156,3 +157,17 @@ def _validate(shapes: Mapping[str, Shape], fragment_count: int, roles: Roles) ->
         raise ConfigurationError(
             detail=f"The tensors {', '.join(map(repr, ambiguous))} have names like parts of other tensors. Rename them."
         )
+
+
+def dealt(sizes: Sequence[int], shard_count: int) -> tuple[tuple[FragmentId, ...], ...]:
+    """Deal fragments of these sizes to shards: in descending size, each to the shard with the fewest bytes so far.
+
+    Ties are broken by index, so every process deals alike.
+    """
+    lightest = [(0, number) for number in range(shard_count)]
+    hands: list[list[FragmentId]] = [[] for _ in lightest]
+    for p in sorted(range(len(sizes)), key=lambda p: (-sizes[p], p)):
+        weight, number = heapq.heappop(lightest)
+        hands[number].append(FragmentId(p))
+        heapq.heappush(lightest, (weight + sizes[p], number))
+    return tuple(tuple(sorted(hand)) for hand in hands)

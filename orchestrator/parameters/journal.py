@@ -39,7 +39,7 @@ import json
 import re
 import struct
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -157,6 +157,32 @@ class OuterGradient:
 
 Content = FragmentState | tuple[EncodedTensors, ...] | OuterGradient
 """The fragment's state after the merge; or the merge's inputs in the order of the contributors; or their average."""
+
+
+def continues(announced: Facts, entries: Mapping[Version, Facts], *, with_next: bool = True) -> bool:
+    """Return whether a shard whose journal has these entries of a fragment may continue from them.
+
+    They have the version that was announced, bit for bit, and at most one more, if ``with_next``: a merge of that version,
+    not yet announced.
+    """
+    own, newest = entries.get(announced.version), max(entries, default=None)
+    if own is None or newest is None or own.digest != announced.digest:
+        return False
+    is_next = newest == announced.version + 1 and entries[newest].base_digest == announced.digest
+    return newest == announced.version or (is_next and with_next)
+
+
+def set_back(before: Facts, lost: Version, epoch: Epoch) -> Facts:
+    """Return the facts of the entry by which a fragment whose last version is lost goes on.
+
+    It has the content of the version ``before`` and the number after the lost one, but no base and no contributors.
+    """
+    return replace(before, version=Version(lost + 1), epoch=epoch, base_digest="", contributors=())
+
+
+def is_set_back(facts: Facts) -> bool:
+    """Return whether the entry is one of ``set_back``, or a job's first."""
+    return not facts.base_digest and not facts.contributors
 
 
 def encode(facts: Facts, content: Content) -> list[bytes | memoryview]:
@@ -339,6 +365,13 @@ class Journal:
             for segment in segments:
                 self._disk.remove(segment.path)
         self._segments.clear()
+
+    def forget(self, fragment: FragmentId) -> None:
+        """Forget the fragment, whose entries are not those that were announced. Raises OSError, and may be repeated."""
+        with self._writing:
+            for segment in self._segments.get(fragment, []):
+                self._disk.remove(segment.path)
+            self._segments.pop(fragment, None)
 
     def drop_newest(self, fragment: FragmentId) -> str:
         """Forget the fragment's newest merge and return its description. Raises OSError."""

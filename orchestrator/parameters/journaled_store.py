@@ -16,7 +16,7 @@ from typing import Protocol
 from orchestrator.core.effects import MergeFragment
 from orchestrator.core.vocabulary import Epoch, FragmentId, Version
 from orchestrator.errors import DataError
-from orchestrator.parameters.journal import Content, Facts, Journal, OuterGradient
+from orchestrator.parameters.journal import Content, Facts, Journal, OuterGradient, set_back
 from orchestrator.parameters.outer_state import FragmentState, OuterState, OuterStep
 from orchestrator.parameters.pieces import rows_of
 from orchestrator.parameters.wire_format import EncodedTensors
@@ -175,6 +175,13 @@ def state_at(journal: Journal, fragment: FragmentId, version: Version, outer_ste
                 f"from the journal it gives {digest}: the specification or the program has changed."
             )
     return outer.state(fragment)
+
+
+def append_set_back(journal: Journal, fragment: FragmentId, epoch: Epoch, outer_step: OuterStep) -> None:
+    """Append the journal's newest version of a fragment as the one after a lost version. Raises OSError, DataError."""
+    newest = Version(max(journal.versions(fragment)))
+    before = journal.facts(fragment, newest)
+    journal.append(set_back(before, Version(newest + 1), epoch), state_at(journal, fragment, newest, outer_step))
 
 
 def _inputs(facts: Facts, content: tuple[EncodedTensors, ...] | OuterGradient) -> Inputs:

@@ -61,6 +61,7 @@ IDLE_START_RATIO, IDLE_MIN_S = 4.0, 20.0
 most, mostly at a low priority."""
 LIVES_MAX = 2
 """Of an evaluator in one evaluation: who dies again, dies of the model."""
+NO_ISLAND = "no island could measure Θ, and in a job of several shards no other process holds all of it"
 REMEDY = "Look at the memory of its machine, and at native code of the job's packages."
 
 Arguments = ParamSpec("Arguments")
@@ -118,7 +119,14 @@ class Evaluation:
         self._thread.submit(self._context.guarded, self._measure_unigram)
 
     def evaluate(self, order: effects.Evaluate) -> None:
-        """Measure Θ as it stands now; ``EvaluationCompleted`` or ``EvaluationFailed`` follows."""
+        """Measure Θ as it stands now; ``EvaluationCompleted`` or ``EvaluationFailed`` follows.
+
+        A job of several shards whose islands are to measure has no other process that may hold all of Θ.
+        """
+        spec = self._context.spec
+        if spec.evaluation.on == "islands" and spec.synchroniser.shards > 1:
+            self._post(events.EvaluationFailed, order.global_version, NO_ISLAND)
+            return
         published = self._shard.all_published()
         self._thread.submit(self._context.guarded, lambda: self._evaluate(order, published))
 

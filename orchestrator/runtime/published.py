@@ -1,19 +1,23 @@
 """A published fragment as it is handed to islands: its values, or the updates that lead to it from what an island holds.
 
 An island that holds the version before is sent one update; one that missed a few is sent the updates in between, while
-they are fewer bytes than the values. Values are encoded when somebody needs them first.
+they are fewer bytes than the values. Values are encoded when somebody needs them first. ``Published`` is served by this
+process, and ``RemotePublished`` by that of a shard (``remote_shard``).
 """
 
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from orchestrator.channel.endpoint import Carried, Endpoint, Payload
-from orchestrator.core.vocabulary import Version
+from orchestrator.channel.frames import SHARD
+from orchestrator.core.vocabulary import FragmentId, Version
 from orchestrator.errors import InfrastructureError
+from orchestrator.parameters import wire_format
 from orchestrator.parameters.holding import EVERYTHING, Holding
 from orchestrator.parameters.shard import Publication
 from orchestrator.parameters.tensors import Tensors
@@ -205,3 +209,70 @@ def _worth_sending(updates: tuple[_Update, ...], values_bytes: int) -> tuple[_Up
             break
         count += 1
     return updates[len(updates) - count :]
+
+
+# ── of a shard in another process ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+class ServingShard(Protocol):
+    """A shard in another process, as its publications call it."""
+
+    def digest_of(self, fragment: FragmentId, version: Version, holding: Holding) -> str: ...
+
+    def values(self, fragment: FragmentId, version: Version, holding: Holding) -> tuple[str, int]: ...
+
+    def since(
+        self, fragment: FragmentId, version: Version, held: Version | None, holding: Holding
+    ) -> tuple[Version | None, list[tuple[str, int]]]: ...
+
+    def ticket(self, name: str, receiver: str) -> Carried: ...
+
+    def arrived(self, carried: Carried) -> memoryview:
+        """Pull a payload of the shard into this process."""
+        ...
+
+    def unheld(self, fragment: FragmentId, version: Version) -> None:
+        """Nobody holds this version any more. The garbage collector calls it, in any thread."""
+        ...
+
+
+class RemotePublished:
+    """``published.PublishedFragment`` in another process, which keeps it as long as this object lives."""
+
+    def __init__(
+        self, shard: ServingShard, fragment: FragmentId, version: Version, digest: str, usual_bytes: int
+    ) -> None:
+        self.version, self._shard, self._fragment, self._digest = version, shard, fragment, digest
+        self._usual_bytes = usual_bytes
+        weakref.finalize(self, shard.unheld, fragment, version).atexit = False
+
+    @property
+    def usual_bytes(self) -> int:
+        return self._usual_bytes
+
+    def digest_of(self, holding: Holding) -> str:
+        return self._shard.digest_of(self._fragment, self.version, holding) if holding.parts else self._digest
+
+    def values(self, holding: Holding = EVERYTHING) -> RemotePayload:
+        return RemotePayload(self._shard, self, *self._shard.values(self._fragment, self.version, holding))
+
+    def since(self, held: Version | None, holding: Holding = EVERYTHING) -> Shipment:
+        since, payloads = self._shard.since(self._fragment, self.version, held, holding)
+        return Shipment(since, [RemotePayload(self._shard, self, *payload) for payload in payloads])
+
+    def parameters(self) -> Tensors:
+        return wire_format.decode(self._shard.arrived(self.values().carried(SHARD)))
+
+
+@dataclass(frozen=True, slots=True)
+class RemotePayload:
+    """A payload that a shard in another process serves, as long as ``published`` is held."""
+
+    shard: ServingShard
+    published: RemotePublished
+    name: str
+    byte_count: int
+    inline: bool = False
+
+    def carried(self, receiver: str) -> Carried:
+        return self.shard.ticket(self.name, receiver)

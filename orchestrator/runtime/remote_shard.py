@@ -5,11 +5,15 @@
     RemoteShard     ``shard_worker.Shard`` by calls of ``shard_actor.ShardActor``
 
 Bytes pass the synchroniser only one fragment at a time, for the first state, a checkpoint and an export. The order on disk
-is that of one shard: the tape is made durable before a merge is sent, and the answer comes once the entry is durable.
+is that of one shard: the tape is durable before a merge is sent, and the answer comes once the entry is durable.
 
-The supervisor starts a shard again that died. It continues from its journal, on the same node. Calls raise ShardAway
-meanwhile: merges of its fragments are sent again, publications and offers wait, and other shards go on. Contributions that
-it held are lost, so a merge that needs them fails, and islands offer the work again.
+The supervisor starts a shard again that died, on the node that has its journal. Calls raise ShardAway meanwhile: merges of
+its fragments are sent again, publications and offers wait, and other shards go on. Contributions that it held are lost, so a
+merge that needs them fails, and islands offer the work again.
+
+    its journal has what was announced       it continues from there, whatever node it is on
+    its journal is lost, or has other bytes  it takes the versions that were announced from the islands (``salvaging``)
+    its node is about to go                  a process on another node takes over all that it has, and then it ends
 
 A synchroniser ends the shards of its predecessor and starts its own.
 """
@@ -23,56 +27,70 @@ import threading
 import time
 import uuid
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import ray
-from ray.exceptions import ActorDiedError, ActorUnavailableError, ActorUnschedulableError, RayTaskError
+from ray.exceptions import ActorDiedError, ActorUnavailableError, ActorUnschedulableError, RayError
 
 from orchestrator.actors import ActorHandle
 from orchestrator.channel.endpoint import Carried, Endpoint, Membership
-from orchestrator.channel.frames import SHARD, Address
+from orchestrator.channel.frames import Address
 from orchestrator.core import effects
+from orchestrator.core.saving import LostVersion, ShardMoved
 from orchestrator.core.vocabulary import FragmentId, PayloadId, Version
 from orchestrator.errors import (
     AtollError,
     ConfigurationError,
-    DataError,
+    Fenced,
     InfrastructureError,
-    InternalError,
     TransferCancelled,
     TransferError,
     first_line,
+    in_words,
 )
-from orchestrator.host.job_context import JobContext
+from orchestrator.host.job_context import JobContext, Undated
 from orchestrator.host.job_files import JobFiles
 from orchestrator.host.retry import Retrier
-from orchestrator.parameters import wire_format
-from orchestrator.parameters.holding import EVERYTHING, Holding
-from orchestrator.parameters.journal import Content as Entry
-from orchestrator.parameters.journal import Facts
+from orchestrator.parameters.holding import Holding
+from orchestrator.parameters.journal import Facts, continues
 from orchestrator.parameters.outer_state import FragmentState, OuterStep
 from orchestrator.parameters.shard import Held, ParameterShard, StepNorms, Unusable
-from orchestrator.parameters.tensors import Tensors
-from orchestrator.runtime import cluster
-from orchestrator.runtime.published import Content, ShardAway, Shipment
-from orchestrator.runtime.settings import GROUP_LABEL, shard_name, shard_prefix
-from orchestrator.runtime.shard_actor import Look, NewPublication, Opened, ShardActor, arrived_state, carried_state
+from orchestrator.runtime import cluster, salvaging
+from orchestrator.runtime.nodes import NodeWatch
+from orchestrator.runtime.placement import Leaving
+from orchestrator.runtime.published import Content, RemotePublished, ShardAway
+from orchestrator.runtime.settings import shard_name, shard_prefix
+from orchestrator.runtime.shard_actor import (
+    Look,
+    NewPublication,
+    Opened,
+    SeveralJournals,
+    ShardActor,
+    answer_of,
+    arrived_state,
+    calls_at_once,
+    carried_state,
+)
 from orchestrator.runtime.shard_worker import Announceable, FragmentCut, JobChannel, LocalShard, ShardWorker
 from orchestrator.runtime.supervision import Helper, Supervisor
 from orchestrator.specification.config import JobSpec
+from orchestrator.status import Shard as ShardStatus
 from orchestrator.system.disk import LocalDisk
 from orchestrator.system.run_folder import SHARDS
 
 log = logging.getLogger(__name__)
-CALLS_MIN = 64
-"""Calls that a shard answers at once, beside the pulls of offers."""
 GONE = (ActorDiedError, ActorUnschedulableError)
 """What says that a process is gone: it died, or its node did before the process was made."""
 RETRY_S = 1.0
+MOVE_AGAIN_S = 5.0
+KEPT = "kept"
+"""The momentum of a shard that moved with all that it had."""
 ABANDONED_S = 0.2
 """How soon it is noticed that nobody wants an offer any more."""
 
@@ -80,136 +98,129 @@ Arguments = ParamSpec("Arguments")
 Answer = TypeVar("Answer")
 
 
-class SeveralJournals:
-    """The journals of a job's shards, as the synchroniser sees them at its start. Only the shards write them."""
-
-    def __init__(self, shards: Sequence[ActorHandle[ShardActor]], opened: Sequence[Opened]) -> None:
-        """``shards`` has the present process of each, also after a death."""
-        self._shards, self._opened = shards, opened
-        self.damage = [f"shard {n}: {what}" for n, one in enumerate(opened) for what in one.damage]
-        self.foreign = [f"{SHARDS}/{n}/{name}" for n, one in enumerate(opened) for name in one.foreign]
-        self._facts = {p: dict(own) for one in opened for p, own in one.facts.items() if own}
-        owners = [p for one in opened for p in one.facts]
-        if twice := sorted({p for p in owners if owners.count(p) > 1}):
-            raise DataError(detail=f"Two shards have a journal of the fragments {twice}: they are of different jobs.")
-
-    @property
-    def fragments(self) -> tuple[FragmentId, ...]:
-        return tuple(sorted(self._facts))
-
-    def newest(self, fragment: FragmentId) -> Version | None:
-        return max(self._facts.get(fragment, {}), default=None)
-
-    def facts(self, fragment: FragmentId, version: Version) -> Facts:
-        return self._facts[fragment][version]
-
-    def append(self, facts: Facts, content: Entry) -> None:
-        raise InternalError(detail="The synchroniser writes no entry for a shard in another process.")
-
-    def settle(self) -> None:
-        """Do nothing: a shard makes its journal durable when it opens it."""
-
-    def clear(self) -> None:
-        ray.get([shard.call(ShardActor.clear) for shard in self._shards])
-        self._facts = {}
-
-    def drop_newest(self, fragment: FragmentId) -> str:
-        shard = next(shard for shard, one in zip(self._shards, self._opened, strict=True) if fragment in one.facts)
-        del self._facts[fragment][max(self._facts[fragment])]
-        dropped: str = ray.get(shard.call(ShardActor.drop_newest, fragment))
-        return dropped
-
-
 class ShardProcesses:
     """The processes of a job's shards, each with its journal opened. Those of an earlier synchroniser are ended."""
 
-    def __init__(self, job: str, spec: JobSpec, run_dir: Path) -> None:
-        """Raises what ``ShardActor.open`` raises, ConfigurationError where a group has no node, and InfrastructureError
-        while a machine with a journal is away.
+    def __init__(
+        self, job: str, spec: JobSpec, run_dir: Path, store: str | None = None, *, is_salvaged: bool = False
+    ) -> None:
+        """``store`` is the URL of the service's. The journals of a job that ``is_salvaged`` are cleared.
+
+        Raises what ``ShardActor.open`` raises, ConfigurationError where a group has no node, and InfrastructureError while a
+        machine is away that alone has a journal.
         """
-        self._job, self._spec, self._run_dir = job, spec, run_dir
+        self._job, self._spec, self._run_dir, self._store = job, spec, run_dir, store
         cluster.end_actors_named_from(shard_prefix(job))
-        self.handles = [self.start(number) for number in range(spec.synchroniser.shards)]
+        self._nodes = NodeWatch(self._down, self._leaving) if spec.synchroniser.shard_groups else None
+        self._shards: tuple[RemoteShard, ...] = ()
+        self.node_ids: dict[int, str] = {}
+        """The nodes that have the shards' journals."""
+        self.chosen: dict[int, str] = {}
+        """The nodes on which the present processes are, or are being made."""
+        count, is_anywhere = spec.synchroniser.shards, is_salvaged or spec.synchroniser.durability.is_mirrored
+        self.handles = [self.start(number, is_anywhere=is_anywhere) for number in range(count)]
         opened = [answer_of(call) for call in [handle.call(ShardActor.open) for handle in self.handles]]
+        if is_salvaged:
+            ray.get([handle.call(ShardActor.clear) for handle in self.handles])
+            opened = [replace(one, facts={}) for one in opened]
         for number, one in enumerate(opened):
-            self._note_node(number, one.node_id)
+            self.note_node(number, one.node_id)
         self.journals = SeveralJournals(self.handles, opened)
 
-    def start(self, number: int) -> ActorHandle[ShardActor]:
-        """Have the process of a shard made. Returns at once. Raises as the constructor does."""
+    def start(self, number: int, *, is_anywhere: bool = True) -> ActorHandle[ShardActor]:
+        """Have the process of a shard made. Returns at once. Raises as the constructor does.
+
+        If not ``is_anywhere``, no other node will do than the one that has its journal.
+        """
         name = shard_name(self._job, number, uuid.uuid4().hex[:8])
         options = {
             "name": name,
             "max_restarts": 0,
             "max_concurrency": calls_at_once(self._spec),
-            **self._placement(number),
+            **self._placement(number, is_anywhere),
         }
-        return cluster.start_actor(ShardActor, options, self._job, self._spec, number, str(self._run_dir))
+        return cluster.start_actor(ShardActor, options, self._job, self._spec, number, str(self._run_dir), self._store)
+
+    def watch(self, shards: Sequence[RemoteShard]) -> None:
+        """Inform these shards of nodes that are down or about to go, from now on."""
+        self._shards = tuple(shards)
 
     def place(self, number: int) -> str:
         """Return where a shard is placed, for people."""
-        group = self._group(number)
-        return f"node group {group}" if group is not None else "the synchroniser's node"
+        groups = self._groups(number)
+        return f"node group {groups[0]}" if groups else "the synchroniser's node"
 
-    def _group(self, number: int) -> str | None:
-        groups = self._spec.synchroniser.shard_groups
-        return groups[number % len(groups)] if groups else None
+    def note_node(self, number: int, node_id: str) -> None:
+        """Note, also for the next synchroniser, that this node has the shard's journal."""
+        self.node_ids[number] = self.chosen[number] = node_id
+        path, name = self._run_dir / SHARDS / f"{number}.node", cluster.name_of_node(node_id)
+        if name is not None and self.node_noted(number) != name:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            LocalDisk().replace(path, name.encode())
 
-    def _placement(self, number: int) -> dict[str, Any]:
-        """Return Ray's options for the node of a shard: in its group, and later the one whose disk has its journal."""
-        group = self._group(number)
-        if group is None:
-            return {**cluster.NEXT_TO_NOTHING, **cluster.on_node()}
-        nodes = [node for node in cluster.nodes() if node.group == group]
-        name = self._node_noted(number)
-        if name is None and not nodes:
-            raise ConfigurationError(
-                detail=f"synchroniser.shard_groups names {group!r}, but no node of that group is there. Start one with "
-                f"`atoll join --group {group}`, or name another group."
-            )
-        if name is None:
-            return {**cluster.NEXT_TO_NOTHING, "label_selector": {GROUP_LABEL: group}}
-        node = next((node for node in nodes if node.name == name), None)
-        if node is None:
-            raise InfrastructureError(
-                detail=f"Node {name}, whose disk has the journal of shard {number}, is not there.",
-                remedy="Bring it back.",
-            )
-        return {**cluster.NEXT_TO_NOTHING, **cluster.on_node(node.id)}
-
-    def _node_noted(self, number: int) -> str | None:
+    def node_noted(self, number: int) -> str | None:
+        """Return the name of the node that has the shard's journal."""
         try:
             return (self._run_dir / SHARDS / f"{number}.node").read_text()
         except FileNotFoundError:
             return None
 
-    def _note_node(self, number: int, node_id: str) -> None:
-        path, name = self._run_dir / SHARDS / f"{number}.node", cluster.name_of_node(node_id)
-        if name is not None and self._node_noted(number) != name:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            LocalDisk().replace(path, name.encode())
+    def _groups(self, number: int) -> tuple[str, ...]:
+        """Return the node groups of a shard, its first choice first."""
+        groups = self._spec.synchroniser.shard_groups
+        first = number % len(groups) if groups else 0
+        return (*groups[first:], *groups[:first])
 
+    def _placement(self, number: int, is_anywhere: bool) -> dict[str, Any]:
+        """Return Ray's options for the node of a shard: the one that has its journal, or else one of its groups."""
+        groups = self._groups(number)
+        if self._nodes is None:
+            return {**cluster.NEXT_TO_NOTHING, **cluster.on_node()}
+        nodes, name = self._nodes.placeable(), self.node_noted(number)
+        here = next((node for node in nodes if node.name == name and node.group in groups), None)
+        if here is not None:
+            self.chosen[number] = here.id
+            return {**cluster.NEXT_TO_NOTHING, **cluster.on_node(here.id)}
+        if name is not None and not is_anywhere:
+            raise InfrastructureError(
+                detail=f"Node {name}, whose disk has the journal of shard {number}, is not there.",
+                remedy="Bring it back, or resume the job from a checkpoint.",
+            )
+        taken = Counter(node_id for other, node_id in self.chosen.items() if other != number)
+        ranked = sorted(
+            (node for node in nodes if node.group in groups),
+            key=lambda node: (taken[node.id], groups.index(node.group), node.name),
+        )
+        if not any(node.group == groups[0] for node in nodes) and name is None:
+            raise ConfigurationError(
+                detail=f"synchroniser.shard_groups names {groups[0]!r}, but no node of that group is there. Start one with "
+                f"`atoll join --group {groups[0]}`, or name another group."
+            )
+        if not ranked:
+            raise InfrastructureError(
+                detail=f"Shard {number} was on node {name}, and no other node of {' or '.join(groups)} is there.",
+                remedy=f"Start one with `atoll join --group {groups[0]}`.",
+            )
+        best = ranked[0] if name is not None else next(node for node in ranked if node.group == groups[0])
+        self.chosen[number] = best.id
+        return {**cluster.NEXT_TO_NOTHING, **cluster.on_node(best.id)}
 
-def calls_at_once(spec: JobSpec) -> int:
-    """Return how many calls a shard answers at once: each host of each island may have an offer pulled, twice over while
-    its island is replaced. If such pulls took all threads, those that end them would not be answered.
-    """
-    return CALLS_MIN + 2 * sum(section.hosts for section in spec.island_sections(slots=True).values())
+    def _down(self, nodes: frozenset[str]) -> None:
+        """Have the processes on these nodes count as dead. Ray would take minutes."""
+        for shard in self._shards:
+            shard.node_is_down(nodes)
 
-
-def answer_of(call: ray.ObjectRef[Answer]) -> Answer:
-    """Return the answer. Raises our own errors as they were raised there, and RayError."""
-    try:
-        answer: Answer = ray.get(call)
-    except RayTaskError as error:
-        if isinstance(error.cause, AtollError):
-            raise error.cause from None
-        raise
-    return answer
+    def _leaving(self, nodes: Mapping[str, Leaving]) -> None:
+        for shard in self._shards:
+            shard.node_leaves(nodes)
 
 
 class RemoteShard:
-    """``shard_worker.Shard`` in another process, which ``supervisor`` makes again when it died."""
+    """``shard_worker.Shard`` in another process, which ``supervisor`` makes again when it died.
+
+    ``on_moved`` is called once the shard is on another node or disk, before calls are answered again: with what the tape
+    is to have of it, and the fragments whose last version was lost.
+    """
 
     def __init__(
         self,
@@ -224,10 +235,13 @@ class RemoteShard:
         self._processes, self._keys = processes, itertools.count(1)
         self._lock = threading.Lock()
         self._given: set[FragmentId] = set()
-        self._newest: dict[FragmentId, Version] = {}
+        self._announced: dict[FragmentId, tuple[Facts, ...]] = {}
+        """The last two versions of each fragment, oldest first."""
         self._unheld_versions: queue.SimpleQueue[tuple[FragmentId, Version]] = queue.SimpleQueue()
         self._unheld_pulls: queue.SimpleQueue[int] = queue.SimpleQueue()
         self._waiting: list[Callable[[], None]] = []
+        self._moving, self._move_again_at, self._trouble = False, 0.0, ""
+        self.on_moved: Callable[[Undated, Sequence[Announceable]], None] = lambda moved, lost: None
         first = [processes.handles[number]]
         self._serving: ActorHandle[ShardActor] | None = first[0]
         answer_of(first[0].call(ShardActor.join, membership))
@@ -252,7 +266,9 @@ class RemoteShard:
         return [self._announceable(new) for new in self._ask(ShardActor.begin, self._given)]
 
     def recover(self, files: JobFiles) -> list[Announceable]:
-        return [self._announceable(new) for new in self._ask(ShardActor.recover)]
+        versions = [self._announceable(new) for new in self._ask(ShardActor.recover)]
+        self._announced = {p: self._processes.journals.last_two(p) for p in self._announced}
+        return versions
 
     def merge(self, order: effects.MergeFragment) -> Announceable:
         return self._announceable(self._ask(ShardActor.merge, order))
@@ -298,7 +314,19 @@ class RemoteShard:
     @property
     def trouble(self) -> str | None:
         seen = self._helper.said
-        return f"shard {self._number}: {seen.trouble}" if isinstance(seen, Look) and seen.trouble else None
+        trouble = self._trouble or (seen.trouble if isinstance(seen, Look) else None)
+        return f"shard {self._number}: {trouble}" if trouble else None
+
+    def status(self, byte_counts: Mapping[FragmentId, int]) -> ShardStatus:
+        is_moving, is_away = self._moving, self._serving is None
+        return ShardStatus(
+            shard=self._number,
+            node=self._processes.node_noted(self._number) or "",
+            fragments=list(byte_counts),
+            byte_count=sum(byte_counts.values()),
+            condition="moving" if is_moving else "starting" if is_away else "running",
+            reason=(self.trouble or "").removeprefix(f"shard {self._number}: "),
+        )
 
     def when_back(self, work: Callable[[], None]) -> None:
         """Do the work once the process is there again, which may be now."""
@@ -376,28 +404,35 @@ class RemoteShard:
                 if self._serving is shard:
                     self._serving = None
             raise ShardAway(detail=f"The process of shard {self._number} died.") from error
+        except Fenced as error:
+            if self._helper.handle is shard:
+                raise  # by another synchroniser
+            raise ShardAway(detail=f"Shard {self._number} goes on in another process.") from error
         except ActorUnavailableError as error:  # its machine does not answer for a moment; calls may be made twice
             raise ShardAway(detail=f"The process of shard {self._number} does not answer.") from error
 
     def _made(self) -> None:
-        """Have the new process continue from the journal. Called in the supervisor's thread, which does not wait for it."""
-        threading.Thread(
-            target=self._context.guarded, args=(self._continue,), name=f"shard-{self._number}", daemon=True
-        ).start()
+        """Have the new process continue. Called in the supervisor's thread, which does not wait for it."""
+        self._in_thread(self._continue, self._helper.handle)
 
-    def _continue(self) -> None:
-        """Continue in the new process, however long it cannot have its journal. Raises DataError if that lacks a version."""
-        shard = self._helper.handle
+    def _in_thread(self, work: Callable[..., None], *arguments: Any) -> None:
+        guarded, name = partial(self._context.guarded, work, *arguments), f"shard-{self._number}"
+        threading.Thread(target=guarded, name=name, daemon=True).start()
+
+    def _continue(self, shard: ActorHandle[ShardActor]) -> None:
+        """Continue in the new process, however long it cannot have its journal. Raises DataError if nobody has a version."""
         with self._lock:
             self._serving = None
         while not self._continued(shard):
             if self._helper.handle is not shard:
                 return  # it died, too
             time.sleep(RETRY_S)
-        log.warning("shard %d continues from its journal", self._number)
+        self._serve(shard)
+
+    def _serve(self, shard: ActorHandle[ShardActor]) -> None:
         self._processes.handles[self._number] = shard
         with self._lock:
-            self._serving = shard
+            self._serving, self._trouble = shard, ""
             waiting, self._waiting = self._waiting, []
         for work in waiting:
             work()
@@ -405,78 +440,107 @@ class RemoteShard:
     def _continued(self, shard: ActorHandle[ShardActor]) -> bool:
         try:
             opened = answer_of(shard.call(ShardActor.open))
-            if not self._newest:  # there is no Θ yet, and all of it is given again
+            if not self._announced:  # there is no Θ yet, and all of it is given again
                 answer_of(shard.call(ShardActor.clear))
             answer_of(shard.call(ShardActor.join, self._membership))
-            if self._newest:
-                self._require_announced(opened)
-                answer_of(shard.call(ShardActor.recover))
+            if self._announced:
+                self._go_on(shard, opened)
+            self._processes.note_node(self._number, opened.node_id)
         except (*GONE, ActorUnavailableError, InfrastructureError) as error:
             log.warning("shard %d does not continue yet: %s", self._number, first_line(error))
             return False
         return True
 
-    def _require_announced(self, opened: Opened) -> None:
-        for fragment, version in sorted(self._newest.items()):
-            newest = max(opened.facts.get(fragment, {}), default=None)
-            if newest not in (version, version + 1):
-                has = "nothing" if newest is None else f"version {newest}"
-                raise DataError(
-                    detail=f"The journal of shard {self._number} has {has} of fragment {fragment}, but version {version} "
-                    "was published: merges that islands already hold are lost. Resume from a checkpoint."
-                )
+    def _go_on(self, shard: ActorHandle[ShardActor], opened: Opened) -> None:
+        """Go on from the journal, and from what islands hold where that has other versions than were announced."""
+        node, before = cluster.name_of_node(opened.node_id) or "", self._processes.node_noted(self._number)
+        # a merge that was not announced counts in the journal of the last stay alone: another's may have failed since
+        is_last = node == before or self._context.spec.synchroniser.durability.is_mirrored
+        newest = {p: (one[-1], opened.facts.get(p, {})) for p, one in sorted(self._announced.items())}
+        lacking = [p for p, compared in newest.items() if not continues(*compared, with_next=is_last)]
+        if not lacking:
+            answer_of(shard.call(ShardActor.recover))
+            if node != before:
+                self.on_moved(self._moved(node, "its journal", KEPT, (), f"node {before} is gone"), ())
+            return
+        self._trouble = f"the journal of the fragments {lacking} is lost; they are taken from islands"
+        taken = salvaging.salvage_shard(self._context, shard, {p: self._announced[p] for p in lacking}, self._endpoint)
+        lost = {one.fragment: one.version for one in taken.lost}
+        versions = answer_of(shard.call(ShardActor.go_on, lost, self._context.epoch))
+        self._announced |= {p: self._announced[p][:1] for p in lost}  # islands have that, and not the lost version
+        restored = [self._announceable(new) for new in versions if new.facts.fragment in lost]
+        why = f"node {before} is gone" if node != before else "its journal lacks what was announced"
+        source = "its journal and what islands hold" if len(lacking) < len(self._announced) else "what islands hold"
+        self.on_moved(self._moved(node, source, taken.momentum, taken.lost, why), restored)
+
+    def _moved(self, node: str, source: str, momentum: str, lost: Sequence[LostVersion], reason: str) -> Undated:
+        facts = (self._number, node, tuple(sorted(self._announced)), source, momentum, tuple(lost), reason)
+        return lambda at: ShardMoved(at, *facts)
+
+    # ── its node ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def node_is_down(self, nodes: frozenset[str]) -> None:
+        """Have the process count as dead if it was on one of these nodes."""
+        if self._processes.chosen.get(self._number) in nodes:
+            cluster.end_actor(self._helper.handle)
+
+    def node_leaves(self, nodes: Mapping[str, Leaving]) -> None:
+        """Move to another node if the process is on one of these, which are about to go. Idempotent."""
+        leaving = nodes.get(self._processes.node_ids.get(self._number, ""))
+        with self._lock:
+            is_due = time.monotonic() >= self._move_again_at and self._serving is not None
+            if leaving is None or self._moving or not is_due or not self._announced:
+                return
+            self._moving = True
+        self._in_thread(self._move, leaving.cause)
+
+    def _move(self, cause: str) -> None:
+        """Hand all fragments over to a process on another node, one after another, then go on there. No version is lost.
+
+        If that fails before this process is ended, it goes on.
+        """
+        old, new, is_kept = self._serving, None, True
+        if old is None:
+            self._moving = False
+            return
+        try:
+            new = self._processes.start(self._number)
+            answer_of(new.call(ShardActor.join, self._membership))
+            for fragment in sorted(self._announced):
+                facts, state = answer_of(old.call(ShardActor.hand_over, fragment))
+                answer_of(new.call(ShardActor.take_state, facts, state))
+            with self._lock:
+                self._serving, is_kept = None, False
+            self._helper.exchange(new)
+            cluster.end_actor(old)  # the two may see the same folder, which one process at a time writes
+            opened = answer_of(new.call(ShardActor.open))
+            answer_of(new.call(ShardActor.go_on, {}, self._context.epoch))
+            self._processes.note_node(self._number, opened.node_id)
+            node = cluster.name_of_node(opened.node_id) or ""
+            self.on_moved(self._moved(node, "the process before", KEPT, (), cause), ())
+            self._serve(new)
+        except (RayError, AtollError) as error:
+            self._trouble = f"its node is about to go ({cause}), and it cannot move: {in_words(error)}"
+            log.warning("shard %d: %s", self._number, self._trouble)
+            if new is not None:
+                cluster.end_actor(new)  # the supervisor makes another if it was exchanged
+            if is_kept:
+                self._processes.chosen[self._number] = self._processes.node_ids[self._number]
+                with suppress(RayError):
+                    ray.get(old.call(ShardActor.keep))
+        finally:
+            self._moving, self._move_again_at = False, time.monotonic() + MOVE_AGAIN_S
 
     def _announceable(self, new: NewPublication) -> Announceable:
         fragment, facts = FragmentId(new.facts.fragment), new.facts
-        self._newest[fragment] = facts.version
+        versions = [one for one in self._announced.get(fragment, ()) if one.version < facts.version]
+        self._announced[fragment] = (*versions[-1:], facts)
         published = RemotePublished(self, fragment, facts.version, facts.digest, new.usual_bytes)
 
         def norms() -> StepNorms | None:
             return self._ask(ShardActor.norms, fragment)
 
         return Announceable(published, facts, new.shapes, new.seconds, new.journal_seconds, norms)
-
-
-class RemotePublished:
-    """``published.PublishedFragment`` in another process, which keeps it as long as this object lives."""
-
-    def __init__(
-        self, shard: RemoteShard, fragment: FragmentId, version: Version, digest: str, usual_bytes: int
-    ) -> None:
-        self.version, self._shard, self._fragment, self._digest = version, shard, fragment, digest
-        self._usual_bytes = usual_bytes
-        weakref.finalize(self, shard.unheld, fragment, version).atexit = False
-
-    @property
-    def usual_bytes(self) -> int:
-        return self._usual_bytes
-
-    def digest_of(self, holding: Holding) -> str:
-        return self._shard.digest_of(self._fragment, self.version, holding) if holding.parts else self._digest
-
-    def values(self, holding: Holding = EVERYTHING) -> RemotePayload:
-        return RemotePayload(self._shard, self, *self._shard.values(self._fragment, self.version, holding))
-
-    def since(self, held: Version | None, holding: Holding = EVERYTHING) -> Shipment:
-        since, payloads = self._shard.since(self._fragment, self.version, held, holding)
-        return Shipment(since, [RemotePayload(self._shard, self, *payload) for payload in payloads])
-
-    def parameters(self) -> Tensors:
-        return wire_format.decode(self._shard.arrived(self.values().carried(SHARD)))
-
-
-@dataclass(frozen=True, slots=True)
-class RemotePayload:
-    """A payload that a shard in another process serves, as long as ``published`` is held."""
-
-    shard: RemoteShard
-    published: RemotePublished
-    name: str
-    byte_count: int
-    inline: bool = False
-
-    def carried(self, receiver: str) -> Carried:
-        return self.shard.ticket(self.name, receiver)
 
 
 class PulledContent:
@@ -527,4 +591,10 @@ def several_shards(
         RemoteShard(context, number, processes, channel.shard_membership(), channel.endpoint, supervisor)
         for number in range(context.spec.synchroniser.shards)
     ]
-    return ShardWorker(context, remote, channel, cluster.node_memory, sync_tape)
+    is_async = context.spec.synchroniser.durability.kind == "async"  # then the tape may lose what a journal has
+    before_order = (lambda: None) if is_async else sync_tape
+    worker = ShardWorker(context, remote, channel, cluster.node_memory, before_order)
+    for shard in remote:
+        shard.on_moved = partial(worker.moved, shard)
+    processes.watch(remote)
+    return worker

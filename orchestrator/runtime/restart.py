@@ -40,9 +40,9 @@ from orchestrator.errors import (
 )
 from orchestrator.host import job_files, records
 from orchestrator.host.job_context import Timers
-from orchestrator.host.job_files import HandOverNote, JobFiles, MergeJournal, mirror, open_files
+from orchestrator.host.job_files import HandOverNote, JobFiles, ShardJournals, mirror, open_files
 from orchestrator.host.last_known import last_known
-from orchestrator.host.retry import Retrier
+from orchestrator.host.retry import STORE_REFUSES, Retrier
 from orchestrator.host.state_view import StateView
 from orchestrator.runtime import cluster, controllers, salvaging
 from orchestrator.runtime.controller import Controller
@@ -74,7 +74,6 @@ UNLOCK_TIMEOUT_S = 10.0
 HAND_OVER_TIMEOUT_S = 10.0
 ENDED_WITHIN_S = 30.0
 LIVES_TIMEOUT_S = 60.0
-STORE_REFUSES = "the store cannot be used"
 Result = TypeVar("Result")
 
 
@@ -182,9 +181,9 @@ def disk_of(
 ) -> Disk:
     """Return the disk for the job's files: this machine's, mirrored into ``store`` if the specification says so.
 
-    ``has_begun`` says that the job has run before. A mirrored job's files are in ``run_dir`` afterwards, wherever the
-    synchroniser before ran, and that one is fenced. While the store cannot be used, this waits. A job whose log is damaged
-    ends here, as failed, with the story.
+    ``has_begun`` says that the job has run before; its controller may know that, too. A mirrored job's files are in
+    ``run_dir`` afterwards, wherever the synchroniser before ran, and that one is fenced. While the store cannot be used,
+    this waits. A job whose log is damaged ends here, as failed, with the story.
     """
     if not spec.synchroniser.durability.is_mirrored:
         return LocalDisk()
@@ -199,12 +198,8 @@ def disk_of(
 
     def take_over() -> None:
         require_header(opened)
-        if not has_log(objects) and (past := salvaging.past_of(job)) is not None and past.had_theta:
-            raise DataError(
-                detail=f"The store {opened.url} has nothing of job {job}, which has trained: the store was emptied or "
-                "exchanged. Put its content back, or submit the job again with `--resume` from a checkpoint."
-            )
-        disks.append(mirror(run_dir, objects, LocalDisk(), has_begun=has_begun))
+        is_lost = not has_log(objects) and (past := salvaging.past_of(job)) is not None and past.had_theta
+        disks.append(mirror(run_dir, objects, LocalDisk(), has_begun=has_begun or is_lost))
 
     try:
         _once_unlocked(lambda: Retrier().until_done(STORE_REFUSES, take_over))
@@ -221,7 +216,7 @@ def files_of(
     run_dir: Path,
     folds: Sequence[Fold],
     disk: Disk,
-    journal_of_shards: MergeJournal | None = None,
+    journal_of_shards: ShardJournals | None = None,
     epoch: Epoch = Epoch(1),
 ) -> JobFiles:
     """The job's files. A job whose files cannot be gone on from ends here, as failed, with the story.

@@ -28,16 +28,18 @@ import ray
 from ray.exceptions import RayError
 
 from orchestrator.actors import ActorHandle, IslandInterface, ModelOutline
-from orchestrator.channel.endpoint import Carried
+from orchestrator.channel.endpoint import Carried, Endpoint
+from orchestrator.channel.frames import SHARD
 from orchestrator.checkpoints import resumption, writing
 from orchestrator.checkpoints.folder import Folder
 from orchestrator.checkpoints.manifest import MANIFEST
 from orchestrator.checkpoints.manifest import decode as decode_manifest
 from orchestrator.checkpoints.reading import outer_states
+from orchestrator.checkpoints.resumption import Resumption
 from orchestrator.checkpoints.writing import momentum_name
 from orchestrator.core.messages import IslandHoldings
 from orchestrator.core.salvage import Choice, ChosenVersion, last_incarnations, latest, next_epoch, settled, survivors
-from orchestrator.core.saving import JobSalvaged
+from orchestrator.core.saving import JobSalvaged, LostVersion
 from orchestrator.core.vocabulary import (
     Epoch,
     FragmentId,
@@ -52,6 +54,7 @@ from orchestrator.errors import AtollError, DataError, FilesElsewhere, TransferE
 from orchestrator.host import job_files
 from orchestrator.host.job_context import JobContext
 from orchestrator.parameters import fragment_map, wire_format
+from orchestrator.parameters.journal import Facts
 from orchestrator.parameters.outer_state import FragmentState, NotFinite, OuterState, OuterStep, initial_state
 from orchestrator.parameters.tensors import Tensors, digest
 from orchestrator.parameters.wire_format import InvalidPayload
@@ -60,6 +63,7 @@ from orchestrator.runtime.controller import Controller
 from orchestrator.runtime.controllers import controller_of_open
 from orchestrator.runtime.head_copies import head_of
 from orchestrator.runtime.run_copies import Incomplete, RunFileFacts, files_of, whole_file
+from orchestrator.runtime.shard_actor import ShardActor, answer_of
 from orchestrator.runtime.shard_worker import JobChannel
 from orchestrator.runtime.supervision import Past
 from orchestrator.specification.config import JobSpec
@@ -74,6 +78,8 @@ Merges wait meanwhile, and nothing else does."""
 DIGESTS_S = 60.0
 """The digests of all that an island holds may take as long: some gigabytes a second."""
 PATIENCE_S = 120.0
+SETTLE_S = 2.0
+"""An island that is adopting a version has it whole within so long."""
 RETRY_S = 1.0
 ZEROS = "zeros"
 Answer = TypeVar("Answer")
@@ -110,8 +116,7 @@ def survey(job: str, run_dir: Path, spec: JobSpec) -> Survey | None:
     A folder that has only copies, or the files of an earlier history, has nothing to continue from: the job moved on.
     Returns None for a job that begins, and for one with files of its own. A survey without answers is that of a job that
     begins again, because its first synchroniser was lost before there was Θ. Raises DataError if the job had Θ and no island
-    answers for ``PATIENCE_S``, or if it has several shards, whose journals would be at other versions than the islands.
-    Raises FilesElsewhere if there are no islands to ask, as after the loss of a whole cluster.
+    answers for ``PATIENCE_S``. Raises FilesElsewhere if there are no islands to ask, as after the loss of a whole cluster.
     """
     is_lost = job_files.lacks_a_past(run_dir)
     if not is_lost and not spec.synchroniser.node_groups:
@@ -125,11 +130,6 @@ def survey(job: str, run_dir: Path, spec: JobSpec) -> Survey | None:
         return None
     while True:
         result = _survey(past)
-        if spec.synchroniser.shards > 1 and (past.had_theta or (result is not None and result.answers)):
-            raise DataError(
-                detail=f"The files of job {job} are lost with the machine of its synchroniser, and a job of several shards "
-                "cannot continue from what its islands hold. Submit it again with `--resume` from a checkpoint."
-            )
         if result is not None and result.answers:
             job_files.begin_salvage(run_dir)
             log.warning(
@@ -277,6 +277,92 @@ def _bytes_of(
     return wire_format.parse(channel.endpoint.received(carried)).all_decoded()
 
 
+@dataclass(frozen=True, slots=True)
+class TakenFragments:
+    """The result of ``salvage_shard``: where momentum comes from, and the versions that no island had."""
+
+    momentum: str
+    lost: tuple[LostVersion, ...]
+
+
+def salvage_shard(
+    context: JobContext,
+    shard: ActorHandle[ShardActor],
+    announced: Mapping[FragmentId, Sequence[Facts]],
+    endpoint: Endpoint,
+) -> TakenFragments:
+    """Have a shard without its journal pull the versions that were announced from islands. ``ShardActor.go_on`` follows.
+
+    ``announced`` are the last two versions of each fragment. The bytes go from the island to the shard. The synchroniser
+    lives, so it knows the digest of what it announced, and no vote among islands is needed. If no island has the last
+    version, its merge is lost: the shard takes the one before. Raises DataError if nobody has that either.
+    """
+    momentum, lost = _give_momentum(context, shard, list(announced), endpoint), []
+    for fragment, versions in announced.items():
+        began = time.monotonic()
+        is_own = answer_of(shard.call(ShardActor.take_own, versions[-1]))
+        while not (is_own or _taken_from_islands(context, shard, versions[-1])):
+            waited_s = time.monotonic() - began
+            if len(versions) > 1 and waited_s > SETTLE_S:
+                is_there = answer_of(shard.call(ShardActor.take_own, versions[0]))
+                if is_there or _taken_from_islands(context, shard, versions[0]):
+                    lost.append(LostVersion(fragment, versions[-1].version, "no island had its bytes"))
+                    break
+            if waited_s > PATIENCE_S:
+                raise DataError(
+                    detail=f"The journal of fragment {fragment} is lost with its shard's disk, and no island has had "
+                    f"version {versions[-1].version} or the one before for {PATIENCE_S:.0f} s. Submit the job again with "
+                    "`--resume` from a checkpoint."
+                )
+            time.sleep(RETRY_S)
+    return TakenFragments(momentum, tuple(lost))
+
+
+def _taken_from_islands(context: JobContext, shard: ActorHandle[ShardActor], wanted: Facts) -> bool:
+    """Have the shard pull this version from one island after another, and return whether it has it.
+
+    Raises what the calls of the shard raise.
+    """
+    fragment = FragmentId(wanted.fragment)
+    for life, name in cluster.islands_of(context.job).items():
+        if (actor := cluster.actor_named(name)) is None:
+            continue
+        try:
+            call = actor.call(IslandInterface.give_outer, context.epoch, fragment, wanted.version)
+            carried: Carried | None = ray.get(call, timeout=ANSWER_S)
+        except (RayError, TimeoutError) as error:
+            log.info("%s.%s does not give fragment %d: %s", *life, fragment, first_line(error))
+            continue
+        if carried is None:
+            continue
+        if not (why := answer_of(shard.call(ShardActor.take_parameters, wanted, carried))):
+            return True
+        log.warning("%s.%s did not give version %d of fragment %d: %s", *life, wanted.version, fragment, why)
+    return False
+
+
+def _give_momentum(
+    context: JobContext, shard: ActorHandle[ShardActor], fragments: Sequence[FragmentId], endpoint: Endpoint
+) -> str:
+    """Give the shard the momentum of these fragments from the newest checkpoint. Return where it comes from."""
+    try:
+        newest = _newest_checkpoint(context)
+        for p, state in enumerate(outer_states(newest.folder(context.roots), newest.manifest)):
+            if p in fragments:
+                payload = endpoint.payload(f"momentum/{p}", wire_format.encode(state.momentum))
+                answer_of(shard.call(ShardActor.take_momentum, FragmentId(p), payload.carried(SHARD)))
+    except (AtollError, OSError, ValueError) as error:
+        log.info("momentum begins at zero: %s", in_words(error))
+        return ZEROS
+    return newest.url
+
+
+def _newest_checkpoint(context: JobContext) -> Resumption:
+    """Return the newest checkpoint that is reachable and sound. Raises AtollError, OSError or ValueError."""
+    url = writing.root_of(context.spec.checkpoints.folder, context.job, context.run_dir)
+    return resumption.find(context.roots, url, context.spec.model_dump(mode="json"))
+
+
 def _momentum(spec: JobSpec, context: JobContext) -> tuple[dict[FragmentId, Tensors], str, int]:
     """Return the momentum of the newest checkpoint that is reachable and intact, where it comes from, and the highest
     number of a checkpoint there.
@@ -286,7 +372,7 @@ def _momentum(spec: JobSpec, context: JobContext) -> tuple[dict[FragmentId, Tens
     try:
         names = Folder.within(context.roots, url).folders()
         count = max((writing.number_of(name) or 0 for name in names), default=0)
-        newest = resumption.find(context.roots, url, spec.model_dump(mode="json"))
+        newest = _newest_checkpoint(context)
         states = outer_states(newest.folder(context.roots), newest.manifest)
         return {FragmentId(p): state.momentum for p, state in enumerate(states)}, newest.url, count
     except (AtollError, OSError, ValueError) as error:

@@ -19,36 +19,51 @@ import fcntl
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+import ray
+from ray.exceptions import RayTaskError
+
+from orchestrator.actors import ActorHandle
 from orchestrator.channel.endpoint import Carried, Endpoint, Membership
 from orchestrator.channel.frames import SHARD, Address
 from orchestrator.checkpoints.manifest import Fragment
 from orchestrator.core import effects
 from orchestrator.core.vocabulary import Epoch, FragmentId, PayloadId, Version
-from orchestrator.errors import DataError, InfrastructureError
-from orchestrator.host.job_files import versions_kept
-from orchestrator.host.retry import JOURNAL_REFUSES, Retrier
+from orchestrator.errors import AtollError, DataError, InfrastructureError, InternalError, TransferError, in_words
+from orchestrator.host.job_files import mirror, versions_kept
+from orchestrator.host.retry import JOURNAL_REFUSES, STORE_REFUSES, Retrier
 from orchestrator.parameters import wire_format
 from orchestrator.parameters.holding import Holding
-from orchestrator.parameters.journal import Facts, Journal
-from orchestrator.parameters.journaled_store import recovered
-from orchestrator.parameters.outer_state import FragmentState, OuterStep
-from orchestrator.parameters.pieces import Roles, Shape
+from orchestrator.parameters.journal import Content as Entry
+from orchestrator.parameters.journal import Facts, Journal, set_back
+from orchestrator.parameters.journaled_store import append_set_back, recovered, state_at
+from orchestrator.parameters.outer_state import FragmentState, NotFinite, OuterStep, initial_state
+from orchestrator.parameters.pieces import Roles, Shape, from_rows
 from orchestrator.parameters.shard import Held, InputsLost, ParameterShard, StepNorms, Unusable
+from orchestrator.parameters.tensors import Tensors, digest
+from orchestrator.parameters.wire_format import InvalidPayload
 from orchestrator.runtime import cluster
 from orchestrator.runtime.published import PublicationGone, Published, ShardAway, spoiled
 from orchestrator.runtime.shard_worker import Announceable, FragmentCut, LocalShard
 from orchestrator.specification.config import JobSpec
 from orchestrator.system import logbook
+from orchestrator.system.disk import Disk, LocalDisk
+from orchestrator.system.mirror import JobObjects, shard_log
+from orchestrator.system.object_store import open_store
 from orchestrator.system.run_folder import JOURNAL, SHARDS
 
 log = logging.getLogger(__name__)
 LOCK_TIMEOUT_S = 10.0
+CALLS_MIN = 64
+"""Calls that a shard answers at once, beside the pulls of offers."""
 RETRY_S, LOOK_S = 0.2, 0.5
+Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,11 +108,12 @@ class Look:
 
 
 class ShardActor:
-    """The actor that Ray makes. ``open`` comes first, then ``join``, then ``recover``, or ``give`` and ``begin``."""
+    """The actor that Ray makes. ``open`` and ``join`` come first, then ``recover``, ``give`` and ``begin``, or ``go_on``."""
 
-    def __init__(self, job: str, spec: JobSpec, number: int, run_dir: str) -> None:
+    def __init__(self, job: str, spec: JobSpec, number: int, run_dir: str, store: str | None = None) -> None:
+        """``store`` is the URL of the service's, in which a shard of a mirrored job has its journal, too."""
         logbook.keep(logbook.service_logbook(Path(run_dir), "shard", number + 1))
-        self._job, self._spec, self._number = job, spec, number
+        self._job, self._spec, self._number, self._store = job, spec, number, store
         self._folder = Path(run_dir) / SHARDS / str(number)
         self._outer_step = OuterStep.of(spec.synchroniser)
         self._retrier = Retrier()
@@ -114,6 +130,10 @@ class ShardActor:
         self._norms: dict[FragmentId, Callable[[], StepNorms | None]] = {}
         self._cuts: dict[FragmentId, FragmentCut] = {}
         self._served: dict[FragmentId, list[Any]] = {}
+        self._taken: dict[FragmentId, tuple[Facts, FragmentState]] = {}
+        self._momenta: dict[FragmentId, Tensors] = {}
+        self._handed_over: dict[FragmentId, list[Any]] = {}
+        """The fragments that another process is to go on with: nothing is done with them here any more."""
 
     def open(self) -> Opened:
         """Open the journal once no other process writes it. Raises InfrastructureError, DataError."""
@@ -122,8 +142,9 @@ class ShardActor:
             self._lock = self._lock or _locked(self._folder / "lock")
             try:
                 if not hasattr(self, "_journal"):
-                    version_count = versions_kept(self._spec.synchroniser.staleness_max)
-                    self._journal = Journal(self._folder / JOURNAL, versions_kept=version_count)
+                    self._journal = self._opened_journal()
+                    if hasattr(self, "_endpoint"):
+                        self._serve()
             except OSError as error:
                 raise DataError(detail=f"The journal in {self._folder} cannot be read: {error}.") from error
             journal = self._journal
@@ -132,8 +153,29 @@ class ShardActor:
         log.info("shard %d of %s has the fragments %s", self._number, self._job, sorted(facts))
         return Opened(cluster.own_node_id(), facts, tuple(journal.damage), tuple(journal.foreign))
 
+    def _opened_journal(self) -> Journal:
+        durability, disk = self._spec.synchroniser.durability, LocalDisk()
+        disks: list[Disk] = [disk]
+        if durability.is_mirrored:
+            assert self._store is not None
+            objects = JobObjects(open_store(self._store), shard_log(self._job, self._number))
+            self._retrier.until_done(STORE_REFUSES, lambda: disks.append(mirror(self._folder, objects, disk)))
+        return Journal(
+            self._folder / JOURNAL,
+            versions_kept=versions_kept(self._spec.synchroniser.staleness_max),
+            merges_max=durability.merges_max if durability.kind == "async" else 0,
+            disk=disks[-1],
+        )
+
     def clear(self) -> None:
         self._journal.clear()
+
+    def set_back(self, fragment: FragmentId, lost: Version, epoch: Epoch) -> Facts:
+        """Put the version before the lost one in the place of that, as the next one. Returns the facts of the entry."""
+        with self._opening:
+            if self._journal.newest(fragment) == lost - 1:
+                append_set_back(self._journal, fragment, epoch, self._outer_step)
+            return self._journal.facts(fragment, Version(lost + 1))
 
     def drop_newest(self, fragment: FragmentId) -> str:
         return self._journal.drop_newest(fragment)
@@ -143,7 +185,12 @@ class ShardActor:
         if hasattr(self, "_endpoint"):
             self._endpoint.close()
         self._endpoint = Endpoint(membership, cluster.own_address())
-        self._shard = ParameterShard(self._journal, Epoch(membership.epoch), self._retrier.until_done)
+        if hasattr(self, "_journal"):
+            self._serve()
+
+    def _serve(self) -> None:
+        epoch = Epoch(self._endpoint.membership.epoch)
+        self._shard = ParameterShard(self._journal, epoch, self._retrier.until_done)
         self._local = LocalShard(self._shard, self._endpoint, self._outer_step)
 
     def look(self) -> Look:
@@ -178,20 +225,27 @@ class ShardActor:
         """Take the outer step and journal it. A merge that is in the journal is answered from there."""
         with self._order_for(order.fragment):
             newest = self._newest[order.fragment]
-            if newest.facts.version == order.version:
+            inputs = tuple((str(item.island), item.weight) for item in order.inputs)
+            if newest.facts.version == order.version and newest.facts.contributors == inputs:
                 return newest
-            if lost := [item for item in order.inputs if not self._shard.holds(item.payload)]:
-                islands = ", ".join(item.island for item in lost)
-                detail = f"the process of shard {self._number} died with contributions that it held ({islands})"
+            # a fragment that was set back is at the version of an order that was given before
+            lost = [item for item in order.inputs if not self._shard.holds(item.payload)]
+            if lost or newest.facts.version == order.version:
+                islands = ", ".join(item.island for item in lost or order.inputs)
+                detail = f"an earlier process of shard {self._number} ended with contributions that it held ({islands})"
                 raise InputsLost(detail=f"{detail}; islands offer the work again")
             return self._plain(self._local.merge(order))
 
     def restore(self, fragment: FragmentId, version: Version, step: int, state: CarriedState) -> NewPublication:
         with self._order_for(fragment):
             newest = self._newest[fragment]
-            if newest.facts.version == version:
-                return newest
-            return self._plain(self._local.restore(fragment, version, step, self._arrived(state)))
+            if newest.facts.version != version:
+                return self._plain(self._local.restore(fragment, version, step, self._arrived(state)))
+            if newest.facts.digest != state.digest:  # it was set back meanwhile, to the same version
+                facts = replace(newest.facts, step=step, digest=state.digest)
+                self._taken[fragment] = (facts, self._arrived(state))
+                self.go_on({}, facts.epoch)
+            return self._newest[fragment]
 
     def norms(self, fragment: FragmentId) -> StepNorms | None:
         """Return the norms of the last update, once."""
@@ -220,6 +274,81 @@ class ShardActor:
         self._served.pop(fragment, None)
         self._endpoint.withdraw_unheld()
 
+    # ── fragments from elsewhere ──────────────────────────────────────────────────────────────────────────────────
+
+    def hand_over(self, fragment: FragmentId) -> tuple[Facts, CarriedState]:
+        """Do nothing with the fragment any more, and serve its newest version to the process that goes on with it."""
+        with self._ordering.setdefault(fragment, threading.Lock()):
+            state = self._local.cut(fragment).state()
+            carried, self._handed_over[fragment] = carried_state(self._endpoint, state)
+            return self._newest[fragment].facts, carried
+
+    def keep(self) -> None:
+        """Go on with the fragments that were handed over: nobody took them."""
+        self._handed_over.clear()
+        self._endpoint.withdraw_unheld()
+
+    def take_state(self, facts: Facts, state: CarriedState) -> None:
+        """Pull a fragment as another process of this shard hands it over. ``go_on`` follows."""
+        self._taken[FragmentId(facts.fragment)] = (facts, self._arrived(state))
+
+    def take_momentum(self, fragment: FragmentId, carried: Carried) -> None:
+        """Pull a fragment's momentum as a checkpoint has it, for the parameters that ``take_parameters`` brings."""
+        self._momenta[fragment] = wire_format.decode(self._endpoint.received(carried))
+
+    def take_parameters(self, facts: Facts, carried: Carried) -> str:
+        """Pull the parameters of a version, which an island has. ``go_on`` follows. Return why not; empty if it was done.
+
+        Momentum is the journal's own, if that has an earlier version, else that of a checkpoint, else zero.
+        """
+        fragment = FragmentId(facts.fragment)
+        try:
+            arrays = wire_format.parse(self._endpoint.received(carried)).all_decoded()
+            if digest(arrays) != facts.digest:
+                return "the bytes have another digest"
+            first = initial_state(arrays, self._outer_step, from_rows(facts.roles))
+        except (TransferError, InvalidPayload, NotFinite) as error:
+            return in_words(error)
+        own = self._own_momentum(fragment) or self._momenta.pop(fragment, {})
+        momentum = own if own.keys() == first.momentum.keys() else first.momentum
+        self._taken[fragment] = (facts, replace(first, version=facts.version, momentum=momentum))
+        return ""
+
+    def take_own(self, facts: Facts) -> bool:
+        """Take a version from the own journal, which lacks later ones. ``go_on`` follows. Return whether it is there."""
+        fragment = FragmentId(facts.fragment)
+        try:
+            if self._journal.facts(fragment, facts.version).digest != facts.digest:
+                return False
+            self._taken[fragment] = (facts, state_at(self._journal, fragment, facts.version, self._outer_step))
+        except (DataError, OSError):
+            return False
+        return True
+
+    def go_on(self, lost: Mapping[FragmentId, Version], epoch: Epoch) -> list[NewPublication]:
+        """Journal what was taken in the place of what the journal has of these fragments, and continue from the journal.
+
+        Fragments in ``lost`` have an earlier version than that one, which is lost, and take the number after it.
+        """
+        with self._opening:
+            taken, self._taken = self._taken, {}
+            for fragment, (facts, state) in taken.items():
+                entry = set_back(facts, lost[fragment], epoch) if fragment in lost else facts
+                self._retrier.until_done(JOURNAL_REFUSES, partial(self._journal.forget, fragment))
+                content = replace(state, version=entry.version)
+                self._retrier.until_done(JOURNAL_REFUSES, partial(self._journal.append, entry, content))
+            self._retrier.until_done(JOURNAL_REFUSES, self._journal.settle)
+            self._serve()
+            return self.recover()
+
+    def _own_momentum(self, fragment: FragmentId) -> Tensors:
+        try:
+            versions = self._journal.versions(fragment)
+            newest = Version(max(versions, default=-1))
+            return state_at(self._journal, fragment, newest, self._outer_step).momentum
+        except (DataError, OSError):
+            return {}
+
     # ── contributions ─────────────────────────────────────────────────────────────────────────────────────────────
 
     def pull(self, key: int, carried: Carried) -> int:
@@ -240,6 +369,8 @@ class ShardActor:
 
         Raises ShardAway if a process before this one pulled some of it.
         """
+        if fragment in self._handed_over:
+            raise ShardAway(detail=f"Shard {self._number} moves to another node.")
         if any(key not in self._pulled for key, _ in parts):
             raise ShardAway(detail=f"Shard {self._number} died with bytes that it had pulled for {payload}.")
         contents = [
@@ -279,8 +410,13 @@ class ShardActor:
 
     # ── helpers ───────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _order_for(self, fragment: FragmentId) -> threading.Lock:
-        return self._ordering.setdefault(fragment, threading.Lock())
+    @contextmanager
+    def _order_for(self, fragment: FragmentId) -> Iterator[None]:
+        """Do one order for a fragment after another. Raises ShardAway for one that another process goes on with."""
+        with self._ordering.setdefault(fragment, threading.Lock()):
+            if fragment in self._handed_over:
+                raise ShardAway(detail=f"Shard {self._number} moves to another node.")
+            yield
 
     def _version(self, fragment: FragmentId, version: Version) -> Published:
         published = self._published.get((fragment, version))
@@ -299,6 +435,13 @@ class ShardActor:
 
     def _arrived(self, state: CarriedState) -> FragmentState:
         return arrived_state(self._endpoint, state)
+
+
+def calls_at_once(spec: JobSpec) -> int:
+    """Return how many calls a shard answers at once: each host of each island may have an offer pulled, twice over while
+    its island is replaced. If such pulls took all threads, those that end them would not be answered.
+    """
+    return CALLS_MIN + 2 * sum(section.hosts for section in spec.island_sections(slots=True).values())
 
 
 def _locked(path: Path) -> Any:
@@ -326,3 +469,65 @@ def arrived_state(endpoint: Endpoint, state: CarriedState) -> FragmentState:
     carried = (state.parameters, state.momentum, state.residue)
     parameters, momentum, residue = (wire_format.decode(endpoint.received(one)) for one in carried)
     return FragmentState(state.version, parameters, momentum, state.digest, state.roles, residue)
+
+
+def answer_of(call: ray.ObjectRef[Answer]) -> Answer:
+    """Return the answer. Raises our own errors as they were raised there, and RayError."""
+    try:
+        answer: Answer = ray.get(call)
+    except RayTaskError as error:
+        if isinstance(error.cause, AtollError):
+            raise error.cause from None
+        raise
+    return answer
+
+
+class SeveralJournals:
+    """The journals of a job's shards, as the synchroniser sees them at its start. Only the shards write them."""
+
+    def __init__(self, shards: Sequence[ActorHandle[ShardActor]], opened: Sequence[Opened]) -> None:
+        """``shards`` has the present process of each, also after a death."""
+        self._shards, self._opened = shards, opened
+        self.damage = [f"shard {n}: {what}" for n, one in enumerate(opened) for what in one.damage]
+        self.foreign = [f"{SHARDS}/{n}/{name}" for n, one in enumerate(opened) for name in one.foreign]
+        self._facts = {p: dict(own) for one in opened for p, own in one.facts.items() if own}
+        owners = [p for one in opened for p in one.facts]
+        if twice := sorted({p for p in owners if owners.count(p) > 1}):
+            raise DataError(detail=f"Two shards have a journal of the fragments {twice}: they are of different jobs.")
+
+    @property
+    def fragments(self) -> tuple[FragmentId, ...]:
+        return tuple(sorted(self._facts))
+
+    def newest(self, fragment: FragmentId) -> Version | None:
+        return max(self._facts.get(fragment, {}), default=None)
+
+    def facts(self, fragment: FragmentId, version: Version) -> Facts:
+        return self._facts[fragment][version]
+
+    def append(self, facts: Facts, content: Entry) -> None:
+        raise InternalError(detail="The synchroniser writes no entry for a shard in another process.")
+
+    def settle(self) -> None:
+        """Do nothing: a shard makes its journal durable when it opens it."""
+
+    def clear(self) -> None:
+        ray.get([shard.call(ShardActor.clear) for shard in self._shards])
+        self._facts = {}
+
+    def drop_newest(self, fragment: FragmentId) -> str:
+        shard = next(shard for shard, one in zip(self._shards, self._opened, strict=True) if fragment in one.facts)
+        del self._facts[fragment][max(self._facts[fragment])]
+        dropped: str = ray.get(shard.call(ShardActor.drop_newest, fragment))
+        return dropped
+
+    def set_back(self, fragment: FragmentId, epoch: Epoch) -> None:
+        shard = next(shard for shard, one in zip(self._shards, self._opened, strict=True) if fragment in one.facts)
+        lost = Version(max(self._facts[fragment]) + 1)
+        entry = answer_of(shard.call(ShardActor.set_back, fragment, lost, epoch))
+        self._facts[fragment][entry.version] = entry
+
+    def last_two(self, fragment: FragmentId) -> tuple[Facts, ...]:
+        """Return the facts of the newest version and of the one before, as far as the journal has them, oldest first."""
+        newest = max(self._facts[fragment])
+        return tuple(self._facts[fragment][v] for v in (Version(newest - 1), newest) if v in self._facts[fragment])

@@ -2,15 +2,15 @@
 
 ``ShardWorker`` is all of the data plane that the control plane sees: it orders merges, restores and cuts, and hears of
 versions and digests. Links receive contributions and send publications past it. It hands each order to the shard that owns
-the fragment. Responsible for carrying out the orders for one fragment one after another, and for an event only once what it
-says is journalled and can be published. The arithmetic and the codecs are ``parameters.shard``.
+the fragment. Responsible for one order for a fragment after another, and for events only of what is journalled and can be
+published. The arithmetic and the codecs are ``parameters.shard``.
 
 A ``Shard`` has its part of the fragments, its own journal and its own end of the job's channel. ``LocalShard`` is the one
 of most jobs, in this process. Several are in processes of their own (``runtime.remote_shard``).
 
-``MergePool`` runs orders for different fragments at once and orders for one fragment in order. A cut, a rollback and the
-initial state concern all of Θ: they run behind everything ordered before and ahead of everything ordered after. A merge's
-arithmetic uses all cores by itself; the threads overlap one merge's journal entry with the next one's arithmetic.
+``MergePool`` runs orders for different fragments at once and orders for one fragment in order. A rollback and the initial
+state run behind everything ordered before and ahead of everything ordered after. A merge's arithmetic uses all cores by
+itself; the threads overlap one merge's journal entry with the next one's arithmetic.
 
 ``JobChannel`` is the synchroniser's end of the job's channel, with the authority of its certificates. Authority and secrets
 live in this process alone and die with it. A successor makes its own, and every process that it connects to becomes a
@@ -20,7 +20,6 @@ are trusted by nobody.
 
 from __future__ import annotations
 
-import heapq
 import logging
 import math
 import threading
@@ -45,7 +44,7 @@ from orchestrator.checkpoints.writing import OuterCut, parameters_name, write_ou
 from orchestrator.core import effects, events, saving
 from orchestrator.core.vocabulary import FragmentId, Life, PayloadId, Version
 from orchestrator.errors import InvalidJobSpec, in_words
-from orchestrator.host.job_context import THREADS_MAX, JobContext, MergePool
+from orchestrator.host.job_context import THREADS_MAX, JobContext, MergePool, Undated
 from orchestrator.host.job_files import JobFiles
 from orchestrator.parameters import fragment_map
 from orchestrator.parameters.holding import EVERYTHING, Holding
@@ -67,6 +66,7 @@ from orchestrator.runtime import cluster
 from orchestrator.runtime.published import AnyPayload, Content, PublicationGone, Published, PublishedFragment, ShardAway
 from orchestrator.specification.config import JobSpec
 from orchestrator.specification.memory_budget import NodeMemory, memory_problems
+from orchestrator.status import Shard as ShardStatus
 
 log = logging.getLogger(__name__)
 RETRY_S, REREAD_S = 0.2, 1.0
@@ -85,7 +85,7 @@ class InitialModel(Protocol):
 class Announceable:
     """A version that is journalled and may be announced, with the seconds that its merge and its journal entry took.
 
-    ``norms`` computes the norms of the update, once. ``shapes`` are those of the fragment's pieces.
+    ``norms`` computes those of the update, once. ``shapes`` are those of the fragment's pieces.
     """
 
     published: PublishedFragment
@@ -145,8 +145,10 @@ class Shard(Protocol):
         """Return what the shard waits for before it can journal, if anything."""
         ...
 
-    def when_back(self, work: Callable[[], None]) -> None:
-        """Do the work once the shard's process is there again."""
+    def when_back(self, work: Callable[[], None]) -> None: ...
+
+    def status(self, byte_counts: Mapping[FragmentId, int]) -> ShardStatus | None:
+        """Return the status of a shard with these fragments; None for one of the synchroniser's process."""
         ...
 
 
@@ -212,10 +214,7 @@ class ShardWorker:
         self._pool.submit_alone(lambda: self._context.guarded(lambda: self._restore(order, folder)))
 
     def cut(self) -> Future[OuterCut]:
-        """Θ and momentum for a checkpoint, once the merges ordered so far are done.
-
-        Each fragment is cut behind its own merges. So no fragment waits for another.
-        """
+        """Θ and momentum for a checkpoint: each fragment behind its merges ordered so far, so none waits for another."""
         cuts = [self._pool.submit(p, partial(self._cut, p)) for p in sorted(self._owners)]
         return self._joining.submit(lambda: _outer_cut([cut.result() for cut in cuts], self.patiently))
 
@@ -289,6 +288,13 @@ class ShardWorker:
         troubles = (self._unreadable, *(shard.trouble for shard in self._shards))
         return "; ".join(trouble for trouble in troubles if trouble) or None
 
+    def statuses(self) -> list[ShardStatus]:
+        """Return the status of each shard in a process of its own."""
+        owners, shapes = self._owners.copy(), self._shapes.copy()
+        sizes = {p: 4 * sum(map(math.prod, shapes[p].values())) for p in sorted(owners)}
+        own = [{p: size for p, size in sizes.items() if owners[p] is shard} for shard in self._shards]
+        return [one for shard, part in zip(self._shards, own, strict=True) if (one := shard.status(part)) is not None]
+
     def shapes(self) -> dict[str, Shape]:
         """Return the shapes of all pieces."""
         return {name: shape for own in self._shapes.values() for name, shape in own.items()}
@@ -326,7 +332,6 @@ class ShardWorker:
         self._begin()
 
     def _require_memory(self, parameter_count: int) -> None:
-        """Raises InvalidJobSpec where the fleet has too little."""
         if problems := memory_problems(self._context.spec, parameter_count, self._node_memory()):
             raise InvalidJobSpec(detail="the job does not fit the memory of its nodes", problems=problems)
 
@@ -352,9 +357,8 @@ class ShardWorker:
 
     def _dealt(self, sizes: Sequence[int]) -> list[Shard]:
         """Return the shard of each fragment."""
-        owner_of = {
-            p: shard for shard, own in zip(self._shards, dealt(sizes, len(self._shards)), strict=True) for p in own
-        }
+        hands = fragment_map.dealt(sizes, len(self._shards))
+        owner_of = {p: shard for shard, own in zip(self._shards, hands, strict=True) for p in own}
         return [owner_of[FragmentId(p)] for p in range(len(sizes))]
 
     def _begin(self) -> None:
@@ -400,8 +404,7 @@ class ShardWorker:
                 for _ in outer_states(folder, manifest):
                     pass
         except Exception as error:  # whatever it is: the job stands where it stood
-            reason = in_words(error)
-            self._context.post(lambda at: saving.RollbackFailed(at, number, reason))
+            self._context.post(partial(saving.RollbackFailed, checkpoint=number, reason=in_words(error)))
             return
         self._before_order()
         wanted = {fragment: (version, step) for fragment, version, step in order.fragments}
@@ -431,6 +434,13 @@ class ShardWorker:
 
     def _cut(self, fragment: FragmentId) -> FragmentCut:
         return self.patiently(lambda: self._owners[fragment].cut(fragment))
+
+    def moved(self, shard: Shard, moved: Undated, lost: Sequence[Announceable]) -> None:
+        """Have the tape know that a shard moved, and which of its fragments have the version before the last one for it."""
+        self._context.post(moved)
+        self._announce(shard, lost)
+        for one in lost:
+            self._context.post(_restored(saving.FromJournal(), one))
 
     def _announce(self, shard: Shard, versions: Sequence[Announceable]) -> None:
         for one in versions:
@@ -506,6 +516,9 @@ class LocalShard:
         """Do the work: this process is there."""
         work()
 
+    def status(self, byte_counts: Mapping[FragmentId, int]) -> None:
+        """Return nothing: the job's status is that of this process."""
+
     def published(self, fragment: FragmentId) -> Published:
         return self._published[fragment]
 
@@ -519,20 +532,6 @@ class LocalShard:
         before = self._published.get(publication.fragment)
         published = self._published[publication.fragment] = Published(publication, before, self._endpoint)
         return published
-
-
-def dealt(sizes: Sequence[int], shard_count: int) -> tuple[tuple[FragmentId, ...], ...]:
-    """Deal fragments of these sizes to shards: in descending size, each to the shard with the fewest bytes so far.
-
-    Ties are broken by index, so every process deals alike.
-    """
-    lightest = [(0, number) for number in range(shard_count)]
-    hands: list[list[FragmentId]] = [[] for _ in lightest]
-    for p in sorted(range(len(sizes)), key=lambda p: (-sizes[p], p)):
-        weight, number = heapq.heappop(lightest)
-        hands[number].append(FragmentId(p))
-        heapq.heappush(lightest, (weight + sizes[p], number))
-    return tuple(tuple(sorted(hand)) for hand in hands)
 
 
 class JobChannel:
@@ -594,7 +593,7 @@ def _outer_cut(
     return OuterCut(tuple(cut.facts for cut in cuts), write)
 
 
-def _restored(checkpoint: int, new: Announceable) -> Callable[[float], events.Event]:
+def _restored(checkpoint: saving.RestoredFrom, new: Announceable) -> Callable[[float], events.Event]:
     facts = new.facts
     named = (FragmentId(facts.fragment), facts.version, checkpoint, facts.digest, facts.base_digest)
     return lambda at: saving.FragmentRestored(at, *named)

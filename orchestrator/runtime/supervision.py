@@ -163,6 +163,14 @@ class Helper(Generic[ActorT]):
         with self._lock:
             return self._lock.wait_for(lambda: self._over or self._handle is not handle, within_s) and not self._over
 
+    def exchange(self, handle: ActorHandle[ActorT]) -> None:
+        """Supervise this process in the place of the present one, which the caller ends."""
+        now = time.monotonic()
+        with self._lock:
+            self._handle, self._health = handle, replace(begun(self._health, now), restarts=self._health.restarts)
+            self._ping = self._pinged()
+            self._lock.notify_all()
+
     def status(self) -> HelperStatus:
         now = time.monotonic()
         with self._lock:
@@ -184,11 +192,13 @@ class Helper(Generic[ActorT]):
         with self._lock:
             if self._over:
                 return False
-            before = self._health
+            before, handle = self._health, self._handle
         if before.condition is Condition.DEAD:
             return self._make_again(now) if now >= before.due_at else True
         after = self._seen(before, now)
         with self._lock:
+            if self._handle is not handle:
+                return True  # another process took its place meanwhile
             self._health = after
         if after.condition is not before.condition:
             words = sentence(after, now) or "it answers again"

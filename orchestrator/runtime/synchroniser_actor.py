@@ -177,7 +177,7 @@ def open_job(
     shards = None
     if spec.synchroniser.shards > 1:
         try:
-            shards = ShardProcesses(job, spec, run_dir)
+            shards = ShardProcesses(job, spec, run_dir, store, is_salvaged=survey is not None)
         except DataError as error:
             restart.crash_at_start(job, spec, policy, run_dir, error)
             raise
@@ -363,6 +363,7 @@ class LiveJob:
             "disk_trouble": of_disk if trouble is of_disk else None,
             "store": store,
             "lines": lines,
+            "shards": self.workers.shard.statuses(),
             "helpers": [*self.supervisor.statuses(), *of_nodes],
         }
         pause = trouble or self.missing_on_head or last.view.pause_reason or trouble_of(last.view, lines)

@@ -11,9 +11,9 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, model_validator
 
 from orchestrator.core.vocabulary import IslandId, IslandPlan, JobPolicy, NodeGroupId, quorum_of
 from orchestrator.errors import ConfigurationError, InvalidJobSpec, Problem
@@ -70,6 +70,15 @@ class JobSpec(Section):
         description="function that creates an island's trainer, from a package that the service allows",
     )
     seed: Seed = 0
+
+    @model_validator(mode="after")
+    def _measures_on_islands(self) -> Self:
+        """Have islands measure Θ if several shards share it, because no other process should hold all of it (0225)."""
+        hosts, is_given = max(section.hosts for section in self.islands), "on" in self.evaluation.model_fields_set
+        several = self.synchroniser.shards > 1 and self.synchroniser.adoption == "rebase"
+        if several and hosts == 1 and not is_given and self.evaluation.node_group is None:
+            object.__setattr__(self, "evaluation", self.evaluation.model_copy(update={"on": "islands"}))
+        return self
 
     @property
     def tokens_per_step(self) -> int:
@@ -455,9 +464,6 @@ def _shard_problems(job: JobSpec) -> Iterable[Problem]:
     if knobs.shards > knobs.fragments:
         message = f"is {knobs.shards}, but there are only {knobs.fragments} fragments to share."
         yield Problem("synchroniser.shards", message, f"Lower it to at most {knobs.fragments}, or raise fragments.")
-    if knobs.shards > 1 and knobs.durability.kind != "sync":
-        message = f"is {knobs.durability.kind}, but shards in several processes need sync."
-        yield Problem("synchroniser.durability.kind", message, "Use sync, or set synchroniser.shards to 1.")
 
 
 def _shard_group_problems(job: JobSpec) -> Iterable[Problem]:

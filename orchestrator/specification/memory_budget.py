@@ -1,7 +1,7 @@
 """Check before the start whether the nodes have the memory that a job needs. Pure.
 
-    shard     on the head: Θ, μ, the residue of updates; with staleness earlier versions; the fragments being merged, with
-              the contributions of all islands to them
+    shard     on the head, or each shard's part on a node of its group: Θ, μ, the residue of updates; with staleness earlier
+              versions; the fragments being merged, with the contributions of all islands to them
     evaluator on the head, unless a node group has it
     island    on the node of each of its hosts: Θ as published, a state while it is received, its own while it is saved;
               on CPU, parameters, moments and gradients as well. A host has its share of each of these (``ISLAND_TERMS``),
@@ -103,10 +103,13 @@ moments and Θ."""
 
 @dataclass(frozen=True, slots=True)
 class MemoryDemand:
-    """Peak bytes: on the head, for shard and evaluator, and on one host of an island of each entry."""
+    """Peak bytes: on the head, for evaluator and shards that are there, on one host of an island of each entry, and of each
+    shard on a node of the shard groups.
+    """
 
     head: float
     islands: tuple[float, ...]
+    shards: tuple[float, ...] = ()
 
 
 def shard_bytes_per_parameter(
@@ -165,7 +168,10 @@ def demand_of(spec: JobSpec, parameter_count: int) -> MemoryDemand:
         )
         for entry in spec.islands
     )
-    return MemoryDemand(parameter_count * (shard + evaluator), tuple(parameter_count * island for island in islands))
+    elsewhere = sync.shards if sync.shard_groups else 0
+    head = evaluator + (0.0 if elsewhere else shard)
+    each = tuple(parameter_count * island for island in islands)
+    return MemoryDemand(parameter_count * head, each, (parameter_count * shard / sync.shards,) * elsewhere)
 
 
 def memory_problems(spec: JobSpec, parameter_count: int, nodes: Sequence[NodeMemory]) -> tuple[Problem, ...]:
@@ -188,6 +194,19 @@ def memory_problems(spec: JobSpec, parameter_count: int, nodes: Sequence[NodeMem
                 "or train a smaller model.",
             )
         )
+    for index, group in enumerate(spec.synchroniser.shard_groups):
+        own = demand.shards[index :: len(spec.synchroniser.shard_groups)]
+        amounts[group] = amounts.get(group, 0.0) + math.fsum(own)
+        largest = max((node.memory_bytes for node in nodes if node.group == group), default=0.0)
+        if largest and own[0] > largest:
+            problems.append(
+                Problem(
+                    f"synchroniser.shard_groups.{index}",
+                    f"is {group!r}, whose largest node has {_text(largest)} of memory: one of {len(demand.shards)} shards "
+                    f"of {parameter_count:,} parameters needs {_text(own[0])}.",
+                    f"Raise synchroniser.shards, {LESS}",
+                )
+            )
     for index, (entry, island) in enumerate(zip(spec.islands, demand.islands, strict=True)):
         process_count = entry.hosts * (entry.count + entry.standby)
         amounts[entry.node_group] = amounts.get(entry.node_group, 0.0) + island * process_count
@@ -211,12 +230,13 @@ def memory_problems(spec: JobSpec, parameter_count: int, nodes: Sequence[NodeMem
         if groups <= stated and needed > has:
             where = " and ".join(f"node group {group!r}" for group in sorted(groups - {HEAD}))
             head = " and the head" if HEAD in groups else ""
+            has_islands = any(entry.node_group in groups for entry in spec.islands)
             problems.append(
                 Problem(
-                    "islands",
+                    "islands" if has_islands else "synchroniser.shard_groups",
                     f"need {_text(needed)} of memory for {parameter_count:,} parameters on {where}{head}, whose machines "
                     f"have {_text(has)} together.",
-                    f"Use fewer islands there, {LESS}",
+                    f"Use fewer islands there, {LESS}" if has_islands else f"Name more groups, {LESS}",
                 )
             )
             break

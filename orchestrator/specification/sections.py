@@ -255,7 +255,8 @@ class EvaluationSection(Section):
     ``on: head`` uses one CPU thread of the lowest priority beside the synchroniser, which suffices for models of up to some
     100M parameters. ``on: node_group`` uses a process on a node of ``node_group``, which reserves ``accelerators`` and
     ``cpus`` as an island would; while that group has no room for it, the head measures. ``on: islands`` uses the island that
-    is furthest ahead, between two of its steps, with the parameters that it already holds.
+    is furthest ahead, between two of its steps, with the parameters that it already holds. If no island can measure, the
+    head does, but not in a job of several shards: it would hold all parameters. Then the evaluation fails and says so.
 
     An evaluation takes at most ``time_ratio_max`` of the time that the merges between two evaluations take. If all
     ``sequences`` would take longer, the first half of them is measured, or the first quarter, and so on. The first
@@ -264,7 +265,10 @@ class EvaluationSection(Section):
 
     every_merges: MergeCount = 32
     sequences: SequenceCount = 128
-    on: Literal["head", "node_group", "islands"] = "head"
+    on: Literal["head", "node_group", "islands"] = Field(
+        default="head",
+        description="if absent in a job of several shards: islands, if each is one host and adoption is rebase",
+    )
     node_group: Name | None = Field(default=None, description="for on: node_group")
     accelerator: Literal["cpu", "gpu", "tpu"] = "cpu"
     accelerators: AcceleratorCount = 0

@@ -26,7 +26,7 @@ from pathlib import Path
 from orchestrator.errors import ConfigurationError, DataError, Fenced, InfrastructureError
 from orchestrator.system.disk import Disk, HeldFile
 from orchestrator.system.object_store import ObjectStore, open_store, remedy_of
-from orchestrator.system.run_folder import STATUS
+from orchestrator.system.run_folder import SHARDS, STATUS
 from orchestrator.system.store_log import (
     DELETED,
     NEWEST,
@@ -508,8 +508,13 @@ class _MirroredFile:
         return self._below.closed
 
 
+def shard_log(job: str, number: int) -> str:
+    """Return the name of the log of a job's shard in another process, for ``JobObjects``."""
+    return f"{job}/{SHARDS}/{number}"
+
+
 class JobObjects:
-    """The objects of one job in a store."""
+    """The objects of one log in a store: that of a job, or of one of its shards."""
 
     def __init__(self, store: ObjectStore, job: str) -> None:
         self._store, self._prefix, self.url = store, f"{JOBS}/{job}/", f"{store.url}/{JOBS}/{job}"

@@ -9,9 +9,10 @@ import pytest
 from rich.console import Console
 
 from api.auth.code import code_problems
-from api.jobs.path_check import fleet_problems, group_problems, sections_of
+from api.jobs.path_check import fleet_problems, group_problems, sections_of, shard_problems
 from api.jobs.submission import Checks
 from api.jobs.translate import job_of
+from api.metrics.job import samples as samples_of
 from api.storage.store import JobRow
 from api.terminal.watch import line, lines_that_matter, render
 from orchestrator.core.commands import Kill
@@ -19,7 +20,7 @@ from orchestrator.core.vocabulary import CommandId, IslandId
 from orchestrator.errors import InvalidJobSpec, Problem
 from orchestrator.specification.config import parse_job
 from orchestrator.specification.sections import IslandsSection
-from orchestrator.status import Helper, JobStatus, NodeGroupRecord
+from orchestrator.status import Helper, JobStatus, NodeGroupRecord, Shard
 from orchestrator.system.plain import finite
 from orchestrator.system.roots import AllowedRoots
 from tests.api.clockwork import Clockwork
@@ -67,6 +68,19 @@ def test_a_fleet_check_names_what_no_group_can_ever_give() -> None:
     assert "which has none" in told["islands.2.accelerators"].message
     assert sections_of({"islands": "many"}) == {}
     assert sections_of({"islands": [{"node_group": "a", "count": 0}, {"node_group": "b"}]}).keys() == {1}
+
+
+def test_groups_of_the_synchroniser_and_its_shards_exist_and_shards_have_a_node() -> None:
+    synchroniser = {"node_groups": ["us-east", "moon"], "shard_groups": ["asia", "us_east"]}
+    problems = {problem.path: problem.remedy for problem in group_problems({"synchroniser": synchroniser}, GROUPS)}
+    assert problems.keys() == {"synchroniser.node_groups.1", "synchroniser.shard_groups.1"}
+    assert "Use us-east, if you mean that" in problems["synchroniser.shard_groups.1"]
+    assert group_problems({"synchroniser": {"shard_groups": "asia"}}, GROUPS) == ()
+    empty = [NodeGroupRecord(**{**group, "nodes": 0}) if group["name"] == "asia" else group for group in GROUPS]
+    assert shard_problems(("us-east", "asia"), GROUPS) == ()
+    (problem,) = shard_problems(("us-east", "asia"), empty)
+    assert (problem.path, "has no node now" in problem.message) == ("synchroniser.shard_groups.1", True)
+    assert "atoll join --group asia" in problem.remedy
 
 
 def test_an_island_must_fit_on_one_node_of_its_group() -> None:
@@ -186,6 +200,9 @@ def test_an_island_that_hangs_and_a_helper_that_is_away_are_in_the_picture_with_
     away = "its process died: killed; it is restarted in 4 s (death 4 in a row)"
     well = Helper(name="evaluator", condition="running", reason="", restarts=0)
     record["helpers"] = [Helper(name="controller", condition="dead", reason=away, restarts=3), well]
+    shard = Shard(shard=0, node="a", fragments=[0, 2], byte_count=5_000_000, condition="running", reason="")
+    leaving = shard.model_copy(update={"shard": 1, "condition": "moving", "reason": "its node is about to go"})
+    record["shards"] = [shard, leaving]
     job = job_of(job_row("trial-x"), JobStatus.model_validate(record), [], 1000, report=False)
     console = Console(width=200, record=True, file=(tmp_path / "out").open("w"))
     console.print(render(job))
@@ -193,6 +210,16 @@ def test_an_island_that_hangs_and_a_helper_that_is_away_are_in_the_picture_with_
     assert "it hangs: 40 s where 0.05 s is usual" in text
     assert f"controller: {away}" in text
     assert f"controller: {away}" in line(job)
+    assert "shard 0 on a: running, fragments 0, 2, 5.0 MB" in text
+    assert "shard 1 on a: moving, fragments 0, 2, 5.0 MB; its node is about to go" in text
+    assert job.model_dump(mode="json")["shards"][1]["condition"] == "moving"
+    assert "shard 1 on node a: its node is about to go" in job.troubles
+    status = JobStatus.model_validate(record)
+    spec = parse_job(Installation(tmp_path).spec(steps=100)).model_dump(mode="json")
+    samples = {(one.family, one.labels): one.value for one in samples_of(status, spec)}
+    assert samples["atoll_shard_up", ("trial-x", "0", "a")] == 1
+    assert samples["atoll_shard_up", ("trial-x", "1", "a")] == 0
+    assert samples["atoll_shard_bytes", ("trial-x", "1", "a")] == 5_000_000
     assert "evaluator" not in text
 
 

@@ -26,11 +26,12 @@ from orchestrator.channel.frames import SHARD
 from orchestrator.core.effects import MergeFragment
 from orchestrator.core.vocabulary import CloseReason, Epoch, FragmentId, IslandId, PayloadId, Version, WeightedPayload
 from orchestrator.parameters import wire_format
+from orchestrator.parameters.fragment_map import dealt
 from orchestrator.parameters.journal import Journal
 from orchestrator.parameters.outer_optimizer import Nesterov
 from orchestrator.parameters.outer_state import Averaging, OuterStep, initial_state
 from orchestrator.parameters.shard import Held, ParameterShard
-from orchestrator.runtime.shard_worker import LocalShard, dealt
+from orchestrator.runtime.shard_worker import LocalShard
 from tests.bench.channel_line import PROGRAMS, enter
 from tests.bench.goals import Goal, at_least
 from tests.bench.options import Options

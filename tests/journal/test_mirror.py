@@ -31,7 +31,7 @@ from orchestrator.host.job_files import mirror
 from orchestrator.host.retry import store_status
 from orchestrator.system import mirror as mirroring
 from orchestrator.system.disk import LocalDisk
-from orchestrator.system.mirror import JobObjects, LogWriter, delete_log, mirrored, refuse_to_leave_logs
+from orchestrator.system.mirror import JobObjects, LogWriter, delete_log, mirrored, refuse_to_leave_logs, shard_log
 from orchestrator.system.object_store import FolderStore, ObjectStore, admit, open_store, require_available
 from orchestrator.system.ports import free_port
 from orchestrator.system.run_folder import TAPE
@@ -512,8 +512,10 @@ def test_a_store_is_checked_and_cleaned_by_command(tmp_path: Path, capsys: pytes
     store = FolderStore(tmp_path)
     admit(store, "f" * 32)
     objects, log = JobObjects(store, "job-1"), with_leftovers()
+    of_shard = JobObjects(store, shard_log("job-1", 0))
     for name, content in log.objects.items():
         objects.put(name, content)
+        of_shard.put(name, content)
 
     def atoll(*arguments: str) -> tuple[int, Any]:
         result = CliRunner().invoke(app, ["store", *arguments, "--json"])
@@ -523,8 +525,13 @@ def test_a_store_is_checked_and_cleaned_by_command(tmp_path: Path, capsys: pytes
     assert (code, answer["jobs"]["job-1"]["problems"]) == (0, [])
     garbage = superfluous(log, AtOnce())
     expected = {"objects": len(garbage), "bytes": sum(garbage.values())}
+    assert (
+        answer["jobs"].keys()
+        == {"job-1", "job-1/shards/0"}
+        == atoll("check", str(tmp_path), "--job", "job-1")[1]["jobs"].keys()
+    )
     assert atoll("gc", str(tmp_path), "--dry-run")[1]["jobs"]["job-1"] == expected
-    assert atoll("gc", str(tmp_path))[1]["jobs"]["job-1"] == expected
+    assert atoll("gc", str(tmp_path))[1]["jobs"] == {"job-1": expected, "job-1/shards/0": expected}
     assert atoll("gc", str(tmp_path))[1]["jobs"]["job-1"] == {"objects": 0, "bytes": 0}
     needed = next(name for name in objects.sizes("objects") if needs(log, name))
     store.put(f"jobs/job-1/{needed}", b"damaged")

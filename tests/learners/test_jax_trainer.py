@@ -13,6 +13,7 @@ import pytest
 
 from learners import jax_trainer
 from orchestrator.errors import DataError
+from orchestrator.parameters import fragment_map
 from orchestrator.parameters.pieces import taken
 from tests.bench.device_memory import highest
 
@@ -51,6 +52,27 @@ def test_two_trainers_of_one_seed_stay_bit_identical_and_shards_differ(new_train
     losses = [[trainer.step(step).loss for step in range(3)] for trainer in (first, twin, sibling)]
     assert losses[0] == losses[1] != losses[2]
     assert equal(parameters(first), parameters(twin))
+
+
+DECODER = {
+    "width": 16,
+    "layer_count": 2,
+    "head_count": 2,
+    "key_value_head_count": 1,
+    "head_size": 8,
+    "hidden_size": 32,
+}
+
+
+def test_pieces_of_version_0_have_the_bits_of_the_whole_and_are_made_when_they_are_asked_for(new_trainer):
+    trainer, other = (new_trainer(model={"decoder": DECODER}) for _ in range(2))
+    whole = other.initial_parameters()
+    fragments = fragment_map.build(trainer.tensor_shapes(), 6, trainer.roles())
+    assert any("[" in name for names in fragments for name in names), "some tensor is in several fragments"
+    for names in fragments:
+        made, again = trainer.initial_parameters(names), trainer.initial_parameters(names)
+        assert equal(made, taken(whole, names))
+        assert not any(np.shares_memory(made[name], again[name]) for name in names), "nothing of it stays"
 
 
 def test_warming_up_trains_nothing(new_trainer):

@@ -125,6 +125,7 @@ OF_TEXT = ("atoll_held_out_bits_per_byte", "atoll_held_out_source_loss_nats")
 """A simulated job has no text."""
 OF_TROUBLE = (
     "1 - atoll_helper_up",
+    "1 - atoll_shard_up",
     "increase(atoll_helper_restarts_total",
     "topk(10, atoll_island_overdue_seconds",
     "ALERTS{",

@@ -29,7 +29,7 @@ from orchestrator.parameters.outer_state import FragmentState
 from orchestrator.simulation.plan import Fault, FaultKind, WorldPlan
 from orchestrator.specification.config import JobSpec
 from orchestrator.specification.memory_budget import NodeMemory
-from orchestrator.status import CertificateRecord, Helper, NodeGroupRecord, StatusDocument, UnseenFile
+from orchestrator.status import CertificateRecord, Helper, NodeGroupRecord, Shard, StatusDocument, UnseenFile
 from tests.harness.carried import add_lines
 from tests.harness.simulated_job import GROUPS, SimulatedJob, Taken
 
@@ -138,6 +138,8 @@ class Voyage:
         puts = int(10 * self._job.now)
         status["store"] = {"puts": puts, "put_bytes": 900 * puts, "put_seconds": 0.01 * puts, "trouble": None}
         status["helpers"] = [Helper(name="controller", condition="running", reason="", restarts=0).model_dump()]
+        shard = Shard(shard=0, node="merge-a", fragments=[0], byte_count=400, condition="running", reason="")
+        status["shards"] = [shard.model_dump()]
         return status
 
     def _catch_up(self) -> None:

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -28,7 +28,7 @@ from orchestrator.accounting.goodput import Goodput
 from orchestrator.actors import ActorHandle
 from orchestrator.core import events
 from orchestrator.core.messages import Progress
-from orchestrator.core.saving import JobResumed, JobSalvaged
+from orchestrator.core.saving import FragmentRestored, JobResumed, JobSalvaged, ShardMoved
 from orchestrator.errors import DataError
 from orchestrator.runtime import cluster, embedded, processes
 from orchestrator.runtime.clusterfile import ClusterFile
@@ -67,6 +67,8 @@ islands:
   - {{name: three, node_group: spot}}
 budget: {{steps: 1000000}}
 """
+
+FRAGMENTS = frozenset(range(4))
 
 
 @dataclass(frozen=True)
@@ -420,6 +422,82 @@ def main(times: int) -> None:
             wait_until(lambda: sum(node.group == KEEPERS for node in cluster.nodes()) == 2)
 
 
-if __name__ == "__main__":
+@pytest.mark.soak("a cluster of its own, of which a node dies")
+def test_a_shard_is_placed_again_after_its_disk_is_lost_and_moves_away_from_a_node_that_is_drained() -> None:
+    """In a process of its own, because this one belongs to another cluster."""
+    command = [sys.executable, "-m", "tests.ray.test_lost_synchroniser", "shard"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
+    assert done.returncode == 0, done.stderr
+    assert "moved" in done.stdout
+
+
+@contextmanager
+def fleet_and_jobs() -> Iterator[tuple[Fleet, Callable[..., Job]]]:
+    with (
+        tempfile.TemporaryDirectory(prefix="atoll-lost-") as folder,
+        fleet_in(Path(folder) / "home") as fleet,
+        starting(fleet.port, Path(folder)) as start,
+    ):
+        yield fleet, start
+
+
+def main_of_shards() -> None:
+    """Lose a shard's node with its disk, then drain the node on which it is."""
+    with fleet_and_jobs() as (fleet, start):
+        shards = {"shards": 2, "fragments": len(FRAGMENTS), "shard_groups": [KEEPERS], "wire": "int8"}
+        job = start(synthetic(ENDLESS, ISLANDS, synchroniser=shards))
+        wait_for_merges(job, FRAGMENTS)
+        owned = {int(path.name[9:13]) for path in (job.run_dir / "shards/1/journal").iterdir()}
+        node, other = ((job.run_dir / f"shards/{number}.node").read_text() for number in (1, 0))
+        assert node != other
+        about = ClusterFile.find(fleet.home)
+        assert about is not None
+        assert processes.kill_all(about.id, node, timeout_s=60.0)
+        shutil.rmtree(job.run_dir / "shards/1")
+        wait_for_merges(job, FRAGMENTS - owned)
+        (lost,) = job.wait_until(lambda: moves(job), "the move of the shard")
+        assert (lost.shard, lost.node, lost.source) == (1, other, "what islands hold")
+        assert set(lost.fragments) == owned
+        restored = [r.event.fragment for r in job.records() if isinstance(r.event, FragmentRestored)]
+        assert restored == [one.fragment for one in lost.lost]
+        wait_for_merges(job, FRAGMENTS)
+        print(f"placed again on {other}: {lost}", flush=True)
+
+        fleet.up()
+        wait_until(lambda: sum(one.group == KEEPERS for one in cluster.nodes()) == 2)
+        merged = newest_versions(job)
+        leaving = next(one.id for one in cluster.nodes() if one.name == other)
+        cluster.drain(cluster.client_of(about.address), leaving, "a test", None)
+        job.wait_until(lambda: len(moves(job)) == 3, "the moves of both shards")
+        assert {(one.shard, one.node, one.reason) for one in moves(job)[1:]} == {(n, node, "a test") for n in (0, 1)}
+        assert not any(one.lost for one in moves(job)[1:])
+        wait_for_merges(job, FRAGMENTS)
+        assert all(version > merged[p] for p, version in newest_versions(job).items())
+        assert len([r for r in job.records() if isinstance(r.event, FragmentRestored)]) == len(restored)
+        assert_sound(job)
+        print(f"moved to {node}: {moves(job)[1:]}", flush=True)
+
+
+def moves(job: Job) -> list[ShardMoved]:
+    return [r.event for r in job.records() if isinstance(r.event, ShardMoved)]
+
+
+def newest_versions(job: Job) -> dict[int, int]:
+    return {one["fragment"]: one["version"] for one in job.status()["view"]["fragments"]}
+
+
+def wait_for_merges(job: Job, fragments: Set[int]) -> None:
+    """Return once each of these fragments has been merged after now."""
+    before = newest_versions(job)
+
+    def merged() -> bool:
+        return all(newest_versions(job)[p] > before[p] for p in fragments)
+
+    job.wait_until(merged, f"merges of the fragments {sorted(fragments)}")
+
+
+if __name__ == "__main__" and sys.argv[1:] == ["shard"]:
+    main_of_shards()
+elif __name__ == "__main__":
     run = on_machines if "--machines" in sys.argv else main
     run(next((int(word) for word in sys.argv[1:] if word.isdecimal()), 20))

@@ -9,8 +9,8 @@ import queue
 import signal
 import threading
 import uuid
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -39,7 +39,7 @@ from orchestrator.core.vocabulary import (
     Version,
     WeightedPayload,
 )
-from orchestrator.errors import DataError, InfrastructureError, TransferError
+from orchestrator.errors import InfrastructureError, TransferError
 from orchestrator.host.job_context import JobContext
 from orchestrator.parameters import fragment_map, wire_format
 from orchestrator.parameters.holding import EVERYTHING
@@ -49,8 +49,8 @@ from orchestrator.parameters.shard import Held, InputsLost, ParameterShard, Unus
 from orchestrator.parameters.tensors import Tensors, digest
 from orchestrator.runtime.control_port import RayControlPort
 from orchestrator.specification.config import parse_job
+from orchestrator.status import Shard as ShardStatus
 from orchestrator.system.roots import AllowedRoots
-from orchestrator.system.run_folder import SALVAGING
 from tests.ray.jobs import ENDLESS, Job, assert_sound, pids_of, synthetic
 from tests.waiting import PATIENCE_S
 
@@ -100,7 +100,11 @@ class Channel:
 
 
 def seeded(
-    folder: Path, shard_count: int, before_order: Callable[[], None] = lambda: None
+    folder: Path,
+    shard_count: int,
+    before_order: Callable[[], None] = lambda: None,
+    begin: Callable[[Any], None] = lambda worker: worker.seed(Model()),
+    wrapped: Callable[[Any], Any] = lambda shard: shard,
 ) -> tuple[Any, queue.Queue[Any], list[Journal]]:
     """Return a worker with so many shards in this process, what it posts after Θ is there, and their journals."""
     from orchestrator.runtime.shard_worker import LocalShard, ShardWorker
@@ -121,9 +125,9 @@ def seeded(
     journals = [Journal(folder / str(number)) for number in range(shard_count)]
     shards = [ParameterShard(journal, Epoch(1), lambda _, work: work()) for journal in journals]
     step = OuterStep.of(SPEC.synchroniser)
-    local = [LocalShard(shard, IN_CALLS, step) for shard in shards]
+    local = [wrapped(LocalShard(shard, IN_CALLS, step)) for shard in shards]
     worker = ShardWorker(context, local, channel, before_order=before_order)
-    worker.seed(Model())
+    begin(worker)
     assert isinstance(posted.get(timeout=PATIENCE_S), events.OuterStateSeeded)
     return worker, posted, journals
 
@@ -157,6 +161,106 @@ def story(folder: Path, shard_count: int) -> tuple[Any, ...]:
     sizes, norms = worker.fragment_parameters(), worker.norms()
     worker.close()
     return sorted(said), taken.fragments, files, versions, logical_step, whole, sizes, norms
+
+
+class Mortal:
+    """A shard of this process that is away while ``is_there`` is not set."""
+
+    def __init__(self, shard: Any) -> None:
+        self._shard, self.is_there = shard, threading.Event()
+        self.is_there.set()
+
+    def status(self, byte_counts: Mapping[FragmentId, int]) -> ShardStatus:
+        facts = {"condition": "running", "reason": "", "byte_count": sum(byte_counts.values())}
+        return ShardStatus(shard=0, node="", fragments=list(byte_counts), **facts)
+
+    def __getattr__(self, name: str) -> Any:
+        from orchestrator.runtime.published import ShardAway
+
+        if name in ("merge", "cut") and not self.is_there.is_set():
+            raise ShardAway(detail="It died.")
+        return getattr(self._shard, name)
+
+
+class Course:
+    """Merges of a job, each the same in every run: one round of all fragments after another."""
+
+    def __init__(self, worker: Any, posted: queue.Queue[Any], version: int = 0) -> None:
+        self.worker, self._posted, self.version = worker, posted, version
+
+    def order_round(self) -> None:
+        self.version += 1
+        for p, names in enumerate(FIXED_MAP):
+            generator = np.random.default_rng([p, self.version])
+            learned = {n: generator.standard_normal(self.worker.shapes()[n], np.float32) for n in names}
+            payload = PayloadId(f"a.{p}.{self.version}")
+            content = wire_format.encode(learned, "int4", Version(self.version - 1))
+            assert isinstance(self.worker.receive(payload, FragmentId(p), content), Held)
+            inputs = (WeightedPayload(payload, IslandId("a"), 1.0),)
+            facts = (Version(self.version), self.version, inputs, CloseReason.EVERYONE_IN, "")
+            self.worker.merge(MergeFragment(Epoch(1), FragmentId(p), *facts))
+
+    def merged(self, count: int) -> set[int]:
+        """Return the fragments of the next merges that are made."""
+        done = [self._posted.get(timeout=PATIENCE_S) for _ in range(count)]
+        assert {(type(event), event.version) for event in done} == {(events.MergeCompleted, self.version)}
+        return {event.fragment for event in done}
+
+    def rounds(self, count: int) -> None:
+        for _ in range(count):
+            self.order_round()
+            self.merged(FRAGMENTS)
+
+
+def mortal(folder: Path, shard_count: int, resumption: Any) -> tuple[Any, queue.Queue[Any], Mortal]:
+    """Return a worker that begins, or resumes, what it posts, and its last shard."""
+    shards: list[Mortal] = []
+
+    def wrapped(shard: Any) -> Mortal:
+        shards.append(Mortal(shard))
+        return shards[-1]
+
+    def begin(worker: Any) -> None:
+        if resumption is None:
+            worker.seed(Model())
+        else:
+            worker.resume(resumption)
+
+    worker, posted, _ = seeded(folder, shard_count, begin=begin, wrapped=wrapped)
+    return worker, posted, shards[-1]
+
+
+def test_a_checkpoint_is_one_cut_while_a_shard_dies_and_is_resumed_by_any_number_of_shards(tmp_path: Path) -> None:
+    worker, posted, _ = seeded(tmp_path / "whole", 1)
+    Course(worker, posted).rounds(6)
+    whole = worker.cut().result(PATIENCE_S).write(Folder.own(tmp_path / "whole-cut"))
+    worker.close()
+
+    resumption: Any = None
+    for number, shard_count in enumerate((1, 4, 2)):
+        start = 2 * number
+        worker, posted, last = mortal(tmp_path / f"{shard_count}", shard_count, resumption)
+        course = Course(worker, posted, start)
+        course.rounds(1)
+        course.order_round()
+        course.merged(FRAGMENTS)
+        last.is_there.clear()
+        cut, away = worker.cut(), set(worker.statuses()[-1].fragments)
+        if shard_count > 1:
+            course.order_round()  # behind the cut: no part of it
+            assert course.merged(FRAGMENTS - len(away)) == set(range(FRAGMENTS)) - away
+        assert not cut.done()
+        last.is_there.set()
+        taken = cut.result(PATIENCE_S)
+        assert {one.version for one in taken.fragments} == {start + 2}
+        folder = Folder.own(tmp_path / f"cut-{number}")
+        files = taken.write(folder)
+        if shard_count > 1:
+            assert course.merged(len(away)) == away
+        worker.close()
+        manifest = SimpleNamespace(fragments=taken.fragments, files=files)
+        resumption = SimpleNamespace(manifest=manifest, folder=lambda _, folder=folder: folder)
+    assert files == whole
 
 
 def published_shape(worker: Any, name: str) -> Any:
@@ -206,9 +310,7 @@ def test_a_rollback_is_on_the_tape_before_a_shard_has_it_and_outlives_a_folder_t
 
 @given(sizes=st.lists(st.integers(1, 10**6), min_size=1, max_size=40), shard_count=st.integers(1, 12))
 def test_fragments_are_dealt_evenly_by_bytes_and_each_once(sizes: list[int], shard_count: int) -> None:
-    from orchestrator.runtime.shard_worker import dealt
-
-    hands = dealt(sizes, shard_count)
+    hands = fragment_map.dealt(sizes, shard_count)
     assert sorted(p for hand in hands for p in hand) == list(range(len(sizes)))
     heaviest = max(sum(sizes[p] for p in hand) for hand in hands)
     # Graham 1969, "Bounds on multiprocessing timing anomalies", for any order: the mean, and the largest but for its share
@@ -221,8 +323,7 @@ def test_fragments_are_dealt_evenly_by_bytes_and_each_once(sizes: list[int], sha
 def started(port: object, tmp_path: Path) -> Iterator[Callable[[], Any]]:
     """Starts the process of a shard with its journal in this folder. The one before it is ended."""
     from orchestrator.runtime import cluster
-    from orchestrator.runtime.remote_shard import answer_of
-    from orchestrator.runtime.shard_actor import ShardActor
+    from orchestrator.runtime.shard_actor import ShardActor, answer_of
     from orchestrator.runtime.shard_worker import terms_of
 
     spec = SPEC.model_copy(update={"synchroniser": SPEC.synchroniser.model_copy(update={"shards": 2})})
@@ -292,122 +393,6 @@ def test_a_shard_that_comes_back_answers_what_it_journalled_and_fails_what_it_lo
     assert shard(ShardActor.merge, order(receive(shard, 4), 2)).facts.base_digest == merged.facts.digest
     island.close()
     del payloads
-
-
-def test_a_job_of_several_shards_is_not_continued_from_what_its_islands_hold(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its past is known from elsewhere: there was Θ."""
-    from orchestrator.runtime import salvaging
-
-    monkeypatch.setattr(salvaging, "past_of", lambda _: SimpleNamespace(had_theta=True, history=1))
-    monkeypatch.setattr(salvaging, "_survey", lambda _: None)
-    with pytest.raises(DataError, match="a job of several shards cannot continue from what its islands hold"):
-        salvaging.survey("job", tmp_path / "lost", parse_job(synthetic(ENDLESS, synchroniser={"shards": 2})))
-    assert not (tmp_path / "lost" / SALVAGING).exists()
-
-
-class Alone:
-    """A shard in this process, without Ray, and an island that serves one offer for its only fragment."""
-
-    fragment = FragmentId(0)
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.island = Endpoint(Membership("job", "a:1", 1, Terms(inline_bytes_max=0)), "127.0.0.1")
-        self.offer = self.island.payload(
-            "offer", wire_format.encode({"w0": np.full((40, 16), 0.5, np.float32)}, "int4", Version(0))
-        )
-        self.keys = itertools.count(1)
-
-    def opened(self) -> Any:
-        """Return a shard that has opened its journal and joined the channel."""
-        from orchestrator.runtime.shard_actor import ShardActor
-
-        actor = ShardActor("job", SPEC, 0, str(self.folder))
-        actor.open()
-        actor.join(Membership("job", SHARD, 1, Terms(inline_bytes_max=0)))
-        return actor
-
-    def given(self) -> Any:
-        """Return a shard that was given the first state."""
-        from orchestrator.runtime.shard_actor import carried_state
-
-        actor = self.opened()
-        first = initial_state({"w0": np.ones((40, 16), np.float32)}, OuterStep.of(SPEC.synchroniser))
-        state, payloads = carried_state(self.island, first)
-        actor.give(self.fragment, state, 0)
-        del payloads
-        return actor
-
-    def begun(self) -> Any:
-        actor = self.given()
-        actor.begin({self.fragment})
-        return actor
-
-    def received(self, actor: Any) -> MergeFragment:
-        """Return an order to merge an offer that the shard was made to hold."""
-        key = next(self.keys)
-        actor.pull(key, self.offer.carried(SHARD))
-        assert isinstance(actor.receive(PayloadId(f"a.{key}"), self.fragment, [(key, False)]), Held)
-        inputs = (WeightedPayload(PayloadId(f"a.{key}"), IslandId("a"), 1.0),)
-        return MergeFragment(Epoch(1), self.fragment, Version(1), 1, inputs, CloseReason.EVERYONE_IN, "")
-
-
-@pytest.fixture
-def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Alone]:
-    from orchestrator.runtime import cluster
-
-    monkeypatch.setattr(cluster, "own_address", lambda: "127.0.0.1")
-    monkeypatch.setattr(cluster, "own_node_id", lambda: "here")
-    made = Alone(tmp_path)
-    yield made
-    made.island.close()
-
-
-def test_a_shard_that_is_asked_twice_to_open_its_journal_answers_twice(alone: Alone) -> None:
-    actor = alone.begun()
-    assert [list(facts) for facts in actor.open().facts.values()] == [[Version(0)]]
-
-
-def test_a_shard_does_not_begin_without_what_a_process_before_it_was_given(alone: Alone) -> None:
-    from orchestrator.runtime.published import ShardAway
-
-    with pytest.raises(ShardAway, match=r"died with the first state of the fragments \[0\]"):
-        alone.opened().begin({alone.fragment})
-
-
-def test_bytes_that_died_with_a_shard_are_pulled_again(alone: Alone) -> None:
-    from orchestrator.runtime.published import ShardAway
-
-    with pytest.raises(ShardAway, match="died with bytes that it had pulled"):
-        alone.begun().receive(PayloadId("a.7"), alone.fragment, [(7, False)])
-
-
-def test_a_merge_that_is_ordered_again_while_it_is_journalled_is_made_once(
-    alone: Alone, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    actor = alone.begun()
-    order = alone.received(actor)
-    appended, waiting, full = [], threading.Event(), threading.Event()
-    append = Journal.append
-
-    def slow(journal: Journal, facts: Any, content: Any) -> None:
-        appended.append(facts)
-        waiting.set()
-        assert full.wait(PATIENCE_S)
-        append(journal, facts, content)
-
-    monkeypatch.setattr(Journal, "append", slow)
-    with ThreadPoolExecutor(2) as pool:
-        first = pool.submit(actor.merge, order)
-        assert waiting.wait(PATIENCE_S)
-        again = pool.submit(actor.merge, order)
-        done_early, _ = wait([again], timeout=0.2)
-        full.set()
-        assert first.result(PATIENCE_S).facts == again.result(PATIENCE_S).facts
-    assert not done_early
-    assert [(facts.version, facts.base_digest != facts.digest) for facts in appended] == [(Version(1), True)]
 
 
 class Process:
@@ -481,10 +466,27 @@ def test_a_read_that_ends_with_its_shard_is_made_again_and_one_from_a_shard_that
 
 
 def test_pulls_from_all_hosts_at_once_leave_a_shard_threads_to_end_them() -> None:
-    from orchestrator.runtime.remote_shard import calls_at_once
+    from orchestrator.runtime.shard_actor import calls_at_once
 
     islands = [{"node_group": "here", "count": 100, "hosts": 2}]
     assert calls_at_once(parse_job({"islands": islands, "budget": {"steps": 10}})) > 200
+
+
+def test_no_process_beside_the_islands_measures_what_several_shards_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    from orchestrator.core.effects import Evaluate
+    from orchestrator.runtime.evaluation import Evaluation
+
+    posted: list[Any] = []
+    spec = parse_job(several(10))
+    assert spec.evaluation.on == "islands"
+    context: Any = SimpleNamespace(spec=spec, post=lambda make: posted.append(make(0.0)))
+    nothing = cast(Any, None)  # neither Θ nor a process is asked for
+    evaluation = Evaluation(context, nothing, nothing)
+    evaluation.evaluate(Evaluate(3, None))
+    (failed,) = posted
+    assert isinstance(failed, events.EvaluationFailed)
+    assert (failed.global_version, "no other process holds all of it" in failed.reason) == (3, True)
+    evaluation.close()
 
 
 Start = Callable[[dict[str, Any]], Job]
