@@ -38,6 +38,9 @@ AT_ONCE = ("ray._private.workers.default_worker", "orchestrator.runtime.synchron
 WHEN_IDLE = ("jax", "learners.jax_trainer")
 """What takes longest, and only some workers need. Imported one by one while nobody waits."""
 IDLE_S = 1.0
+DRIVER = "RAY_JOB_ID"
+"""The variable with the driver of a worker. Ray's library reads it once, when it is loaded, so forks have that of the first
+worker: Ray would end one of another driver, or never give it work."""
 READ_BY_IMPORTS = ("PYTHON", "LD_", "JAX_", "XLA_", "OMP_", "OPENBLAS_", "MKL_", "CUDA", "NVIDIA_", "TPU_", "LIBTPU")
 """Beginnings of the names of variables that imports read: only a worker with the same values is forked."""
 ANSWER_S = 30.0
@@ -57,7 +60,7 @@ def as_worker(arguments: list[str]) -> list[str] | None:
     """Return the arguments of the worker that this process is to be, or None if it is to end.
 
     It returns ``arguments`` where this process or a fork of it is that worker, those of a later worker in that one's fork,
-    and None where a fork of another process has taken this one's place, or the raylet has ended.
+    and None where a fork of another process has taken this one's place, or this fork server is not needed any more.
     """
     raylet = os.getppid()
     if _name_of(raylet) != RAYLET:
@@ -105,10 +108,13 @@ class _Server:
         self._pid, self._before = os.getpid(), dict(os.environ)
         own = (*_FILES, listener.fileno(), raylet_ended)
         self._inherited = {int(name) for name in os.listdir("/proc/self/fd")}.difference(own)
-        self._later = deque(WHEN_IDLE)
+        self._later, self._is_over = deque(WHEN_IDLE), False
 
     def serve(self, arguments: list[str]) -> list[str] | None:
-        """Fork the first worker and each later one. Return its arguments in a fork, and None once the raylet has ended."""
+        """Fork the first worker and each later one of the same driver. Return its arguments in a fork.
+
+        Return None once the raylet has ended, or a worker of another driver has asked, which starts by itself.
+        """
         self._listener.listen(128)
         for name in AT_ONCE:
             self._import(name)
@@ -128,7 +134,7 @@ class _Server:
             connection, _ = self._listener.accept()
             with connection:
                 forked = self._forked(connection)
-            if forked is not None:
+            if forked is not None or self._is_over:
                 return forked
 
     def _forked(self, connection: socket.socket) -> list[str] | None:
@@ -139,6 +145,10 @@ class _Server:
             if not _is_child(connection, self._raylet):
                 return None
             wanted, files = _received(connection)
+            if wanted["environment"].get(DRIVER) != self._before.get(DRIVER):
+                self._listener.close()  # the next worker can be the new fork server before this one has ended
+                self._is_over = True
+                return None
             group = os.getpgid(_peer(connection)[0])
             if os.fork():
                 return None

@@ -225,6 +225,16 @@ def test_a_worker_that_would_import_something_else_is_no_fork_of_that_server(ray
     assert psutil.Process(other["parent"]).ppid() == raylet.process.pid
 
 
+def test_a_worker_of_another_driver_is_no_fork_and_the_next_one_has_a_new_fork_server(raylet: StandInRaylet) -> None:
+    first, second = (raylet.start(RAY_JOB_ID="01000000") for _ in range(2))
+    assert second["parent"] == first["parent"]
+    other, *later = (raylet.start(RAY_JOB_ID="02000000") for _ in range(3))
+    assert other["parent"] == raylet.process.pid, "Ray's library would have the first driver"
+    assert len({about["parent"] for about in (first, other, *later)}) == 3
+    for about in (first, second):
+        psutil.Process(about["pid"]).kill()  # forks live on
+
+
 def test_a_worker_starts_by_itself_where_the_fork_server_was_killed(raylet: StandInRaylet) -> None:
     first = raylet.start()
     psutil.Process(first["parent"]).kill()
