@@ -170,6 +170,7 @@ def document() -> dict[str, Any]:
     return synthetic(steps=ENDLESS, groups=("us-east", "asia"))
 
 
+@soak
 def test_a_job_goes_on_in_the_next_release_while_its_islands_train(
     start: Callable[..., Job], port: RayControlPort, home: Path, tmp_path: Path, document: dict[str, Any]
 ) -> None:
