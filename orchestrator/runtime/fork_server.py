@@ -3,8 +3,8 @@
 The start of a worker is mostly imports: Ray, our own modules, and JAX in an island. A new worker of Ray hands its arguments,
 environment and open files over to a fork, and ends; Ray learns the process number of the fork when that registers. Where the
 fork server does not answer, or was started with other code, other limits or other variables that imports read, the worker
-becomes one itself. A fork server ends with its raylet. It is a child of the raylet and forks are its children, so a raylet's
-descendants are what works on its node.
+becomes one itself. It ends with its raylet, and after five minutes without a child. It is a child of the raylet, and forks
+are its children, so a raylet's descendants are what works on its node.
 
 Forks share the memory of what was imported until they write to it. Nothing that is imported here may start a thread of
 Python's or open a device; what an import sets in the environment, forks have, too.
@@ -38,12 +38,15 @@ AT_ONCE = ("ray._private.workers.default_worker", "orchestrator.runtime.synchron
 WHEN_IDLE = ("jax", "learners.jax_trainer")
 """What takes longest, and only some workers need. Imported one by one while nobody waits."""
 IDLE_S = 1.0
-DRIVER = "RAY_JOB_ID"
-"""The variable with the driver of a worker. Ray's library reads it once, when it is loaded, so forks have that of the first
-worker: Ray would end one of another driver, or never give it work."""
-READ_BY_IMPORTS = ("PYTHON", "LD_", "JAX_", "XLA_", "OMP_", "OPENBLAS_", "MKL_", "CUDA", "NVIDIA_", "TPU_", "LIBTPU")
-"""Beginnings of the names of variables that imports read: only a worker with the same values is forked."""
-ANSWER_S = 30.0
+READ_BY_IMPORTS = (
+    *("RAY_", "PYTHON", "LD_", "JAX_", "XLA_", "OMP_", "OPENBLAS_", "MKL_", "CUDA", "NVIDIA_", "TPU_", "LIBTPU"),
+)
+"""Beginnings of the names of variables that imports read: only a worker with the same values is forked.
+
+``RAY_JOB_ID`` is one: Ray reads it when it is imported, and a raylet ends a worker that says it is of a job that has ended.
+So each service that was started has fork servers of its own.
+"""
+ANSWER_S, CHILDLESS_S = 30.0, 300.0
 _PEER, _LENGTH, _FILES = struct.Struct("3i"), struct.Struct("!I"), (0, 1, 2)
 
 
@@ -52,7 +55,7 @@ def address_of(raylet: int, environment: Mapping[str, str]) -> str:
     read = sorted((name, value) for name, value in environment.items() if name.startswith(READ_BY_IMPORTS))
     limits = [resource.getrlimit(getattr(resource, name)) for name in dir(resource) if name.startswith("RLIMIT_")]
     inherited = [os.getuid(), os.getgid(), os.nice(0), sorted(os.sched_getaffinity(0)), limits]
-    identity = json.dumps([sys.executable, sys.flags, sys.path, _code(), read, inherited])
+    identity = json.dumps([sys.prefix, sys.version, sys.flags, sys.path, _code(), read, inherited])
     return f"\0atoll-fork-{raylet}-{hashlib.sha256(identity.encode()).hexdigest()[:32]}"
 
 
@@ -60,7 +63,7 @@ def as_worker(arguments: list[str]) -> list[str] | None:
     """Return the arguments of the worker that this process is to be, or None if it is to end.
 
     It returns ``arguments`` where this process or a fork of it is that worker, those of a later worker in that one's fork,
-    and None where a fork of another process has taken this one's place, or this fork server is not needed any more.
+    and None where a fork of another process has taken this one's place, or the raylet has ended.
     """
     raylet = os.getppid()
     if _name_of(raylet) != RAYLET:
@@ -108,13 +111,10 @@ class _Server:
         self._pid, self._before = os.getpid(), dict(os.environ)
         own = (*_FILES, listener.fileno(), raylet_ended)
         self._inherited = {int(name) for name in os.listdir("/proc/self/fd")}.difference(own)
-        self._later, self._is_over = deque(WHEN_IDLE), False
+        self._later = deque(WHEN_IDLE)
 
     def serve(self, arguments: list[str]) -> list[str] | None:
-        """Fork the first worker and each later one of the same driver. Return its arguments in a fork.
-
-        Return None once the raylet has ended, or a worker of another driver has asked, which starts by itself.
-        """
+        """Fork the first worker and each later one. Return its arguments in a fork, and None once the raylet has ended."""
         self._listener.listen(128)
         for name in AT_ONCE:
             self._import(name)
@@ -123,18 +123,21 @@ class _Server:
             self._leave()
             return arguments
         self._detach()
-        waited_for = [self._listener.fileno(), self._raylet_ended]
+        wanted = select.poll()
+        for file in (self._listener.fileno(), self._raylet_ended):
+            wanted.register(file, select.POLLIN)
         while True:
-            ready, _, _ = select.select(waited_for, [], [], IDLE_S if self._later else None)
-            if self._raylet_ended in ready:
+            ready = {file for file, _ in wanted.poll(1e3 * (IDLE_S if self._later else CHILDLESS_S))}
+            if self._raylet_ended in ready or (not ready and not self._later and self._is_childless()):
                 return None
             if not ready:
-                self._import(self._later.popleft())
+                if self._later:
+                    self._import(self._later.popleft())
                 continue
             connection, _ = self._listener.accept()
             with connection:
                 forked = self._forked(connection)
-            if forked is not None or self._is_over:
+            if forked is not None:
                 return forked
 
     def _forked(self, connection: socket.socket) -> list[str] | None:
@@ -145,10 +148,6 @@ class _Server:
             if not _is_child(connection, self._raylet):
                 return None
             wanted, files = _received(connection)
-            if wanted["environment"].get(DRIVER) != self._before.get(DRIVER):
-                self._listener.close()  # the next worker can be the new fork server before this one has ended
-                self._is_over = True
-                return None
             group = os.getpgid(_peer(connection)[0])
             if os.fork():
                 return None
@@ -166,6 +165,11 @@ class _Server:
             os._exit(1)
         arguments: list[str] = wanted["arguments"]
         return arguments
+
+    def _is_childless(self) -> bool:
+        with suppress(OSError), open(f"/proc/self/task/{self._pid}/children") as file:
+            return not file.read().split()
+        return False
 
     def _import(self, name: str) -> None:
         """A worker that needs what cannot be imported here fails by itself, and says so in its log."""

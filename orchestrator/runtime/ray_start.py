@@ -92,9 +92,10 @@ class RayProgram:
         assert self._forking is not None
         assert self._forking.stdout is not None
         deadline = time.monotonic() + timeout_s
+        output = select.poll()  # not `select`, which refuses a file whose number is above 1023
+        output.register(self._forking.stdout)
         while str(log) not in self._codes:
-            ready, _, _ = select.select([self._forking.stdout], [], [], max(0.0, deadline - time.monotonic()))
-            if not ready:
+            if not output.poll(1e3 * max(0.0, deadline - time.monotonic())):
                 return None
             line = self._forking.stdout.readline()
             if not line:

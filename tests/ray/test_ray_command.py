@@ -151,8 +151,14 @@ for line in sys.stdin:
 """
 
 
-LIGHT = "from orchestrator.runtime import fork_server, worker; fork_server.AT_ONCE = ('numpy',); worker.main()"
-"""A worker whose fork server imports next to nothing at first."""
+LIGHT = """
+import os
+from orchestrator.runtime import fork_server, worker
+fork_server.AT_ONCE, fork_server.WHEN_IDLE = ("numpy",), ()
+fork_server.CHILDLESS_S = float(os.environ.get("CHILDLESS_S", 300))
+worker.main()
+"""
+"""A worker whose fork server imports next to nothing."""
 
 
 class StandInRaylet:
@@ -219,20 +225,13 @@ def test_a_worker_is_a_fork_with_its_own_arguments_environment_files_and_chance(
     wait_until(lambda: not psutil.pid_exists(first["pid"]), "the end of a fork, of which nothing is left")
 
 
-def test_a_worker_that_would_import_something_else_is_no_fork_of_that_server(raylet: StandInRaylet) -> None:
-    first, other = raylet.start(), raylet.start(JAX_ENABLE_X64="1")
+@pytest.mark.parametrize("variable", [{"JAX_ENABLE_X64": "1"}, {"RAY_JOB_ID": "02000000"}])
+def test_a_worker_that_would_import_something_else_is_no_fork_of_that_server(
+    raylet: StandInRaylet, variable: dict[str, str]
+) -> None:
+    first, other = raylet.start(), raylet.start(**variable)
     assert other["parent"] != first["parent"]
     assert psutil.Process(other["parent"]).ppid() == raylet.process.pid
-
-
-def test_a_worker_of_another_driver_is_no_fork_and_the_next_one_has_a_new_fork_server(raylet: StandInRaylet) -> None:
-    first, second = (raylet.start(RAY_JOB_ID="01000000") for _ in range(2))
-    assert second["parent"] == first["parent"]
-    other, *later = (raylet.start(RAY_JOB_ID="02000000") for _ in range(3))
-    assert other["parent"] == raylet.process.pid, "Ray's library would have the first driver"
-    assert len({about["parent"] for about in (first, other, *later)}) == 3
-    for about in (first, second):
-        psutil.Process(about["pid"]).kill()  # forks live on
 
 
 def test_a_worker_starts_by_itself_where_the_fork_server_was_killed(raylet: StandInRaylet) -> None:
@@ -242,6 +241,16 @@ def test_a_worker_starts_by_itself_where_the_fork_server_was_killed(raylet: Stan
     assert second["parent"] not in (first["parent"], raylet.process.pid)
     assert psutil.pid_exists(first["pid"]), "forks live on"
     psutil.Process(first["pid"]).kill()
+
+
+def test_a_fork_server_without_children_ends(raylet: StandInRaylet) -> None:
+    first = raylet.start(CHILDLESS_S="0.2")
+    server = psutil.Process(first["parent"])
+    raylet.start(CHILDLESS_S="0.2")
+    assert len(server.children()) == 2
+    for fork in server.children():
+        fork.kill()
+    wait_until(lambda: not server.is_running() or server.status() == psutil.STATUS_ZOMBIE, "its end")
 
 
 def test_a_fork_server_ends_with_its_raylet_and_refuses_everybody_else(raylet: StandInRaylet) -> None:

@@ -89,9 +89,9 @@ A_CHECKPOINT_FAILS = 380
 """A seed in which a version is merged between the cut of a checkpoint and its sealing. There are few."""
 A_SYNCHRONISER_HANDS_OVER = 1061
 """A seed whose job is upgraded. Only later seeds than the recorded ones have upgrades."""
-RARE = {saving.JobResumed, saving.JobSalvaged, saving.RollbackFailed, NotSaved}
-"""A world begins from nothing, no checkpoint in it is damaged, and few islands that are asked for a state have just ended:
-``tests/core`` and ``tests/checkpoints`` have these."""
+RARE = {saving.JobResumed, saving.JobSalvaged, saving.RollbackFailed, saving.ShardMoved, NotSaved}
+"""A world begins from nothing, has one shard, and no checkpoint in it is damaged. Few islands that are asked for a state have
+just ended: ``tests/core``, ``tests/checkpoints`` and ``tests/ray/test_shard_actor.py`` have these."""
 
 
 def test_the_seeds_take_checkpoints_and_go_back_to_them() -> None:
