@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 import math
-import sys
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
@@ -46,7 +45,7 @@ from orchestrator.runtime.settings import (
 from orchestrator.specification.config import JobSpec
 from orchestrator.specification.memory_budget import NodeMemory
 from orchestrator.status import CertificateRecord, NodeGroupRecord, StatusDocument, UnseenFile
-from orchestrator.system import home_files, object_store, release
+from orchestrator.system import home_files, object_store, python_process, release
 from orchestrator.system.marks import BY_UP
 from orchestrator.system.mirror import JobObjects, delete_log
 from orchestrator.system.ports import REACH_S, Reach
@@ -375,7 +374,7 @@ class RayControlPort:
         ]
         if of_files is None or not any(head is not None and release.is_older(head, of_files) for head in heads):
             return {}
-        return worker.of_release(str(release.own()), sys.executable)
+        return worker.of_release(str(release.own()), python_process.interpreter())
 
     def upgrade_of(self, job_id: str, spec: JobSpec, run_dir: Path) -> Upgrade:
         """Return the command that upgrades the running job to this release.
@@ -385,7 +384,7 @@ class RayControlPort:
         """
         from orchestrator.runtime import restart, worker
 
-        before, own = self.status(job_id)["view"].get("build", ""), release.own()
+        before, own, python = self.status(job_id)["view"].get("build", ""), release.own(), python_process.interpreter()
         groups = self.node_groups()
         heads = [node for node in self._ask_head(cluster.nodes) if node.group == CONTROL_GROUP]
         used = {section.node_group for section in spec.island_sections(slots=True).values()}
@@ -398,7 +397,7 @@ class RayControlPort:
         process = self._synchroniser_process(job_id)
         if process is None:
             raise _not_here(job_id)
-        of_release = worker.of_release(str(own), sys.executable)
+        of_release = worker.of_release(str(own), python)
         regions = {group["name"]: group["region"] for group in groups if group["region"]}
         about = (str(own), job_id, spec.model_dump(mode="json"), regions)
         folders: dict[str, str | None] = dict.fromkeys(node.id for node in heads)
@@ -417,10 +416,10 @@ class RayControlPort:
                 ) from error
             if present != str(own):
                 raise Conflict(
-                    detail=f"Job {job_id} is not upgraded: {machine} has {present}, and no {own} at {sys.executable}.",
+                    detail=f"Job {job_id} is not upgraded: {machine} has {present}, and no {own} at {python}.",
                     remedy=f"Install {own.release} there, in the same folder as the service's, or restart the node with it.",
                 )
-        return Upgrade(str(own), sys.executable)
+        return Upgrade(str(own), python)
 
     def _synchroniser_process(self, job_id: str) -> cluster.ActorProcess | None:
         def process() -> cluster.ActorProcess | None:

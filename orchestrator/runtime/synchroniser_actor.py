@@ -121,10 +121,13 @@ class SynchroniserActor:
         store: str | None = None,
         has_begun: bool = False,
     ) -> None:
-        is_trial = job_files.hand_over_noted(Path(run_dir)) is not None
-        job_spec = parse_job(spec)
-        self._live = open_job(job, job_spec, regions, Path(run_dir), roots, store, cordoned, has_begun=has_begun)
-        self._live.start(cordoned)
+        folder, is_trial = Path(run_dir), job_files.hand_over_noted(Path(run_dir)) is not None
+        try:
+            self._live = open_job(job, parse_job(spec), regions, folder, roots, store, cordoned, has_begun=has_begun)
+            self._live.start(cordoned)
+        except Exception as error:
+            restart.is_handed_over(folder, error)  # the release before says why
+            raise
         if is_trial:
             self._live.begun.result()  # raises what keeps this release from going on
 

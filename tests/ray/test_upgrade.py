@@ -118,11 +118,11 @@ from orchestrator.errors import AtollError
 from orchestrator.runtime.control_port import connect
 from orchestrator.specification.config import parse_job
 
-home, job, run_dir, document = sys.argv[1], sys.argv[2], Path(sys.argv[3]), json.loads(sys.argv[4])
+home, job, run_dir, document, name = sys.argv[1], sys.argv[2], Path(sys.argv[3]), json.loads(sys.argv[4]), sys.argv[5]
 port = connect(Path(home))
 try:
     command = port.upgrade_of(job, parse_job(document), run_dir)
-    port.submit(job, f"upgrade-{job}", "me", command)
+    port.submit(job, name, "me", command)
     print(json.dumps({"build": command.build}))
 except AtollError as error:
     print(json.dumps({"refused": str(error)}))
@@ -152,7 +152,7 @@ def made_release(folder: Path, version: str = NEXT, changes: Mapping[str, tuple[
 
 def _upgraded(python: Path, home: Path, job: Job, document: dict[str, Any]) -> dict[str, Any]:
     """Return what a service of the other release says to the upgrade of the job."""
-    about = (str(home), job.id, str(job.run_dir), json.dumps(document))
+    about = (str(home), job.id, str(job.run_dir), json.dumps(document), f"upgrade-{python.parents[2].name}")
     done = subprocess.run(
         [str(python), "-P", "-s", "-c", UPGRADING, *about], capture_output=True, text=True, timeout=120, check=False
     )
@@ -189,7 +189,7 @@ def test_a_job_goes_on_in_the_next_release_while_its_islands_train(
     after = job.status()
     assert after["view"]["epoch"] == 2
     assert {island["island"]: island["pid"] for island in after["view"]["islands"]} == pids
-    assert after["commands"][f"upgrade-{job.id}"]["accepted"] is True
+    assert after["commands"]["upgrade-next"]["accepted"] is True
     (restarted,) = job.restarts()
     assert restarted.build == f"{NEXT}_w{release.WIRE}"
     assert restarted.upgrade == f"the job was upgraded from {release.own()}"

@@ -90,8 +90,8 @@ A_CHECKPOINT_FAILS = 380
 A_SYNCHRONISER_HANDS_OVER = 1061
 """A seed whose job is upgraded. Only later seeds than the recorded ones have upgrades."""
 RARE = {saving.JobResumed, saving.JobSalvaged, saving.RollbackFailed, saving.ShardMoved, NotSaved}
-"""A world begins from nothing, has one shard, and no checkpoint in it is damaged. Few islands that are asked for a state have
-just ended: ``tests/core``, ``tests/checkpoints`` and ``tests/ray/test_shard_actor.py`` have these."""
+"""A world begins from nothing, has one shard, and no checkpoint in it is damaged. Few islands that are asked for a state
+have just ended: ``tests/core``, ``tests/checkpoints`` and ``tests/ray/test_shard_actor.py`` have these."""
 
 
 def test_the_seeds_take_checkpoints_and_go_back_to_them() -> None:
