@@ -262,6 +262,10 @@ class Client:
         """End the process of the job's synchroniser, even one that hangs; a new one continues from its files."""
         return self._post(f"/v1/jobs/{quote(job, safe='')}/restart", Restart)
 
+    def upgrade(self, job: str) -> Command:
+        """Have the job's synchroniser go on in the release of the service. Its outcome comes before the restart itself."""
+        return self._post(f"/v1/jobs/{quote(job, safe='')}/upgrade", Command)
+
     def command(self, job: str, command: str) -> Command:
         return self._get(f"/v1/jobs/{quote(job, safe='')}/commands/{quote(command, safe='')}", Command)
 
@@ -516,6 +520,8 @@ def _place_of(command: commands.Command) -> tuple[str, dict[str, Any] | None]:
             return "/checkpoints", None
         case commands.Rollback(checkpoint):
             return "/rollback", {"checkpoint": checkpoint} if checkpoint else None
+        case commands.Upgrade():
+            return "/upgrade", None
         case commands.Cancel():
             return "/cancel", None
         case commands.Inject(fault, island, duration, bytes_per_second, payloads, host):

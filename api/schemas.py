@@ -153,6 +153,7 @@ class Job(JobFacts, JobSummary):
         default={}, description="fragments, interval_steps and overlap_steps of the specification"
     )
     helpers: list[Helper] = Field(default=[], description="the job's other processes; empty until it has answered")
+    upgrade: str = Field(default="", description="the release of this service, if it is newer than that of the job")
     shards: list[Shard] = Field(default=[], description="the shards of the synchroniser, if it has several")
     resume_refused: list[str] = Field(default=[], description="newer checkpoints that are damaged, and why")
     warnings: list[ProblemItem] = Field(

@@ -139,6 +139,22 @@ def _journal() -> list[Panel]:
             width=8,
         ),
         curves(
+            "Store: time of a put",
+            "Of mirrored jobs, on average: a merge waits for one or two. Failing: the store refuses, or takes over 5 s.",
+            "s",
+            Query(
+                f"rate(atoll_store_put_seconds_total{{{JOB}}}[{RATE}]) / rate(atoll_store_puts_total{{{JOB}}}[{RATE}])",
+                "put {{atoll_job}}",
+            ),
+            Query(f"atoll_store_failing{{{JOB}}}", "failing {{atoll_job}}"),
+        ),
+        curves(
+            "Store: bytes put",
+            "Of mirrored jobs: segments of the log and larger objects.",
+            "Bps",
+            Query(f"rate(atoll_store_put_bytes_total{{{JOB}}}[{RATE}])", "{{atoll_job}}"),
+        ),
+        curves(
             "Helper processes away",
             "Controllers, evaluators and node agents that do not answer, and their restarts in the last hour.",
             "none",

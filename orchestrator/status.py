@@ -179,6 +179,7 @@ class JobFacts(ProgressFacts):
     epoch: Count
     quorum: Count = Field(default=1, description="contributions that a merge needs now: K")
     checkpoint: CheckpointFacts = CheckpointFacts.model_construct()
+    build: str = Field(default="", description="the release of the job's synchroniser; empty if it is older than 0.2")
 
 
 class CoreStatus(JobFacts):
@@ -439,6 +440,15 @@ class StatisticsFigures(TypedDict, total=False):
     traffic: TrafficFigures
 
 
+class StoreStatus(Facts):
+    """The store of a mirrored job's log, since its synchroniser began. ``trouble`` says what it refuses or is late with."""
+
+    puts: Count = 0
+    put_bytes: Count = 0
+    put_seconds: Seconds = 0.0
+    trouble: str | None = None
+
+
 # ── the whole ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -455,6 +465,7 @@ class JobStatus(Facts):
     helpers      the job's other processes
     shards       the shards, if there are several
     disk_trouble what the disk of journal and tape refuses, while it does; nothing is merged meanwhile
+    store        the store of a mirrored job; nothing is merged while it has trouble
     last_known   set where the job's files are damaged: version, epoch and tokens are what could still be read of them
     """
 
@@ -476,6 +487,7 @@ class JobStatus(Facts):
     helpers: list[Helper] = []
     shards: list[Shard] = []
     disk_trouble: str | None = None
+    store: StoreStatus | None = None
     last_known: bool = False
 
     def document(self) -> StatusDocument:

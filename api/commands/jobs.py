@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -30,7 +31,7 @@ from api.commands.common import (
 )
 from api.commands.islands import conclude
 from api.installation.home import DEFAULT_HOME
-from orchestrator.errors import ConfigurationError, NotFound, RequestError, ServiceUnreachable
+from orchestrator.errors import ConfigurationError, InfrastructureError, NotFound, RequestError, ServiceUnreachable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 
 JobStateName = Literal["queued", "starting", "running", "finishing", "completed", "cancelled", "failed"]
 LATEST = "latest"
+LOOK_EVERY_S = 0.3
 SpecFile = Annotated[Path, typer.Argument(metavar="FILE", help="A job specification, YAML or JSON.")]
 
 
@@ -287,6 +289,60 @@ def restart(
         say(f"{answer.job}: {answer.detail}")
 
 
+def upgrade(
+    job: JobArgument, home: HomeOption = DEFAULT_HOME, url: UrlOption = None, as_json: JsonOption = False
+) -> None:
+    """Run a job's synchroniser in the release of the service. It restarts once a checkpoint is complete.
+
+    Islands train on meanwhile, in the release of their nodes. If the new release cannot start it, the job continues in the
+    old one, and the exit code is 1. Ctrl-C leaves the upgrade running.
+    """
+    tell = (lambda text: None) if as_json else say
+    with connect(home, url) as client, until_interrupted():
+        before = client.job(job)
+        tell(f"{before.job}: trying {before.upgrade or 'the release of the service'} on its machines")
+        command = client.upgrade(before.job)
+        tell(f"{before.job}: taking a checkpoint")
+        while command.state in ("pending", "undelivered"):
+            time.sleep(LOOK_EVERY_S)
+            command = client.command(command.job, command.command)
+        if command.state == "accepted":
+            tell(f"{command.job}: {command.detail}")
+        after = _restarted(client, before) if command.state == "accepted" else before
+    is_upgraded = command.state == "accepted" and after.build != before.build
+    detail = (
+        command.detail if is_upgraded or command.state != "accepted" else f"it did not start; see `atoll events {job}`"
+    )
+    if as_json:
+        print_json(
+            {
+                "job": after.job,
+                "command": command.command,
+                "before": before.build,
+                "build": after.build,
+                "epoch": after.epoch,
+                "upgraded": is_upgraded,
+                "detail": detail,
+            }
+        )
+    elif is_upgraded:
+        say(f"{after.job} runs as {after.build} in epoch {after.epoch}; until now it ran as {before.build}")
+    else:
+        say(f"{after.job} continues as {after.build}: {detail}")
+    if not is_upgraded:
+        raise typer.Exit(1)
+
+
+def _restarted(client: Client, before: Job) -> Job:
+    """Return the job once its next synchroniser answers, or once it has ended."""
+    while True:
+        with suppress(InfrastructureError):
+            now = client.job(before.job)
+            if now.state != "running" or now.epoch > before.epoch:
+                return now
+        time.sleep(LOOK_EVERY_S)
+
+
 def delete(
     job: JobArgument,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
@@ -374,7 +430,7 @@ def tell_end(job: Job) -> None:
 
 
 def register(app: typer.Typer) -> None:
-    for command in (submit, jobs, status, watch, cancel, restart, delete, retention, report):
+    for command in (submit, jobs, status, watch, cancel, restart, upgrade, delete, retention, report):
         app.command(rich_help_panel="Jobs")(command)
     negative = {"ignore_unknown_options": True}  # a negative number is an argument, not an option
     app.command(rich_help_panel="Jobs", context_settings=negative)(prioritise)

@@ -41,6 +41,8 @@ def check(
     with _Reached(url) as (store, readers):
         fleet, conditions = object_store.fleet_in(store), {}
         for name, objects in _logs(store, job, store_key).items():
+            if store_log.content_or_none(objects, store_log.DELETED) is not None:
+                continue  # the job was deleted, and gc removes what is left
             with _Progress(name) as progress:
                 conditions[name] = store_log.examine(objects, readers, progress)
     damaged = [name for name, condition in conditions.items() if condition.problems]
@@ -64,7 +66,7 @@ def gc(
     store_key: StoreKeyOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Remove what no recovery needs: leftovers of synchronisers that died. Jobs may run meanwhile."""
+    """Remove what no recovery needs: leftovers of synchronisers that died, and of deleted jobs. Jobs may run meanwhile."""
     removed: dict[str, dict[str, int]] = {}
     with _Reached(url) as (store, readers):
         object_store.fleet_in(store)

@@ -14,9 +14,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Protocol
+from types import MappingProxyType
+from typing import Any, Protocol
 
-from orchestrator.core.commands import Command
+from orchestrator.core.commands import Command, Upgrade
 from orchestrator.specification.config import JobSpec
 from orchestrator.specification.memory_budget import NodeMemory
 from orchestrator.status import CertificateRecord, NodeGroupRecord, StatusDocument, UnseenFile
@@ -49,6 +50,13 @@ class ControlPort(Protocol):
         """Return whether the service was started with a store for the durable logs of mirrored jobs."""
         ...
 
+    def delete_log(self, job_id: str) -> None:
+        """Remove what the store has of an ended job, if there is a store. Idempotent.
+
+        Raises InfrastructureError if the store does not do it.
+        """
+        ...
+
     def begin(self, runs: Path) -> None:
         """The service reads and writes its jobs' folders below ``runs``. Called once, before anything is asked of jobs.
 
@@ -64,13 +72,21 @@ class ControlPort(Protocol):
         ...
 
     def start_job(
-        self, job_id: str, spec: JobSpec, run_dir: Path, cordoned: Mapping[str, str], roots: AllowedRoots
+        self,
+        job_id: str,
+        spec: JobSpec,
+        run_dir: Path,
+        cordoned: Mapping[str, str],
+        roots: AllowedRoots,
+        last_known: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         """Start the job. It then runs by itself and writes its tape and report under ``run_dir``. Idempotent by ``job_id``.
 
         The job uses files of its specification only below ``roots``. It places nothing on ``cordoned`` node groups (with who
         cordoned each) until a command says otherwise. If ``run_dir`` holds the job's tape and the job does not run, it
-        resumes from there, with the cordons that it knew. If this raises, nothing of the job is left running.
+        resumes from there, with the cordons that it knew. ``last_known`` is what the service last knew of a job that
+        has run: a store that has nothing of it was emptied, and a release before its ``build`` does not continue it. If this
+        raises, nothing of the job is left running.
         """
         ...
 
@@ -94,6 +110,13 @@ class ControlPort(Protocol):
 
         Return what was ended. Raises NotFound if there is no such process, and InfrastructureError if the process could not
         be reached.
+        """
+        ...
+
+    def upgrade_of(self, job_id: str, spec: JobSpec, run_dir: Path) -> Upgrade:
+        """Return the command that upgrades the running job to the release of this process, which has tried that.
+
+        Raises Conflict with the reason if that is not possible. May take as long as a replay of the job's tape.
         """
         ...
 

@@ -12,6 +12,7 @@ from threading import Event
 
 from api.jobs.background_loop import BackgroundLoop
 from api.jobs.control import ControlPort
+from api.jobs.overseer import is_mirrored
 from api.jobs.service import Service
 from api.jobs.status_cache import refuse_outdated
 from api.schemas import ALIVE, Jobs, JobState
@@ -65,7 +66,7 @@ class JobList:
         return Jobs(jobs=page, next_cursor=page[-1].job if more else None)
 
     def remove(self, job: str, if_match: str | None = None) -> None:
-        """Remove the job with everything it left. The folder goes first: if that fails midway, the row is still there."""
+        """Remove the job with everything it left. The row goes last: if something fails midway, it is still there."""
         if job == "latest":
             detail = "`latest` names another job once this one is removed, so a repeated request would remove two jobs."
             raise Conflict(detail=detail, remedy="Give the job's id.")
@@ -74,6 +75,8 @@ class JobList:
             remedy = f"End it first with `atoll cancel {job}`."
             raise Conflict(detail=f"Job {job} is {details.state}; only an ended job can be removed.", remedy=remedy)
         refuse_outdated(if_match, str(self._store.generation(job)), f"job {job}")
+        if is_mirrored(self._store.job(job)):
+            self._control.delete_log(job)
         folder = Path(details.run_dir)
         if folder.name == job:  # else the row is damaged, and names some other folder
             clear(folder)

@@ -253,7 +253,8 @@ class Overseer:
         try:
             spec = parse_job(row.spec)
             refuse_outside(spec, self._roots, begun=True)
-            self._control.start_job(row.job, spec, Path(row.run_dir), cordoned, self._roots)
+            last_known = self._progress.get(row.job) or row.last_known or {}
+            self._control.start_job(row.job, spec, Path(row.run_dir), cordoned, self._roots, last_known)
         except Exception as error:
             if not self._closing:  # else this process has disconnected from the cluster; the next one settles it
                 self._missed(row, error)
@@ -265,7 +266,7 @@ class Overseer:
     def _nothing_to_go_on_from(self, row: JobRow, run_dir: Path) -> str:
         """Return the reason why the job cannot be restarted; empty if it is worth trying."""
         run, damage = Run(row.job, run_dir, False), damage_of_status(run_dir)
-        is_in_store = _is_mirrored(row)  # whatever the folder has lost
+        is_in_store = is_mirrored(row)  # whatever the folder has lost
         if not is_in_store and not is_there(run_dir, run.tape.name):
             return f"{NOTHING_LEFT} {damage}".strip()
         progress = self._progress.get(row.job) or row.last_known or {}
@@ -364,9 +365,9 @@ def reason_in(error: Exception) -> str:
     return str(error) if isinstance(error, AtollError) else reason_of(error)
 
 
-def _is_mirrored(row: JobRow) -> bool:
+def is_mirrored(row: JobRow | None) -> bool:
     """Return whether a store has the job's log. What is wrong with a damaged specification, the restart says."""
     try:
-        return parse_job(row.spec).synchroniser.durability.is_mirrored
+        return row is not None and parse_job(row.spec).synchroniser.durability.is_mirrored
     except Exception:  # a damaged row may have anything there
         return False

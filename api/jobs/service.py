@@ -50,7 +50,7 @@ from orchestrator.core import commands
 from orchestrator.core.vocabulary import IslandId
 from orchestrator.errors import Conflict, DataError, InfrastructureError, NotFound, in_words
 from orchestrator.models.huggingface.origin import Origin
-from orchestrator.specification.config import JobSpec
+from orchestrator.specification.config import JobSpec, parse_job
 from orchestrator.status import CertificateRecord, JobStatus, NodeGroupRecord
 from orchestrator.system.roots import AllowedRoots
 from orchestrator.system.run_folder import REPORT
@@ -286,6 +286,28 @@ class Service:
         if needs_look:
             self.queue.wake()  # the command may have freed capacity
         return self.command(row.job, stored.command)
+
+    def upgrade(self, job: str, caller: str, key: str | None = None, if_match: str | None = None) -> Command:
+        """Have a running job's synchroniser go on in the release of this service, once a checkpoint is complete.
+
+        Raises Conflict with the reason if that is not possible.
+        """
+        row = self._row(job)
+        if key and (earlier := self._store.command_by_key(key)):
+            refuse_other_request(earlier, digest_of([row.job, earlier.request]), key)
+            return self.command(row.job, earlier.command)
+        state = self._answer(row).state
+        if state is not JobState.RUNNING:
+            remedy = "" if state.final else "Wait until it runs."
+            raise Conflict(detail=f"Job {row.job} is {state}; only a running job is upgraded.", remedy=remedy)
+        try:
+            command = self._control.upgrade_of(row.job, parse_job(row.spec), Path(row.run_dir))
+        except NotFound as error:
+            raise Conflict(
+                detail=f"No synchroniser of job {row.job} runs right now.",
+                remedy="Wait a moment: the service starts one from the run folder by itself.",
+            ) from error
+        return self.submit_command(row.job, command, caller, key, if_match)
 
     def restart(self, job: str, caller: str) -> Restart:
         """End the synchroniser's process of a running job, even one that hangs. A new one continues from its files.

@@ -40,6 +40,7 @@ from orchestrator.status import (
     JobStatus,
     Line,
 )
+from orchestrator.system import release
 from orchestrator.system.plain import brief, finite
 from orchestrator.tape import codec as command_codec
 
@@ -118,8 +119,15 @@ def job_of(
         resume_refused=resume.get("refused", []),
         warnings=list(warnings),
         wire={way: codec for way, codec in _mapping(_knobs(row).get("wire")).items() if isinstance(codec, str)},
+        upgrade=_newer(own["build"]) if state is JobState.RUNNING and "build" in own else "",
         schedule={name: value for name in SCHEDULE if type(value := _knobs(row).get(name)) is int},
     )
+
+
+def _newer(build: str) -> str:
+    """Return this service's release if it is newer than that of the job; empty otherwise."""
+    job, own = release.Build.parse(build), release.own()
+    return str(own) if job is not None and release.is_older(job, own) else ""
 
 
 def _by_status(status: JobStatus) -> dict[str, Any]:
@@ -247,7 +255,7 @@ def last_known_of(status: JobStatus) -> dict[str, Any]:
     progress: dict[str, Any] = {name: getattr(status.view, name) for name in LAST_KNOWN}
     loss = status.loss_curve[-1][1] if status.loss_curve else None
     figures: dict[str, Any] = finite({"loss": loss, "goodput_ratio": status.goodput["goodput_ratio"]})
-    return progress | figures
+    return progress | figures | ({"build": status.view.build} if status.view.build else {})
 
 
 def gone_for(row: JobRow) -> str:

@@ -375,8 +375,31 @@ _FAMILIES = (
         "gauge",
         "atoll_journal_failing",
         ("atoll_job",),
-        "1 while the disk refuses writes of journal or tape, or the store of a mirrored job refuses or is slow; nothing "
-        "merges meanwhile. Check whether it is full.",
+        "1 while the disk refuses writes of journal or tape; nothing merges meanwhile. Check whether it is full.",
+    ),
+    Family(
+        "gauge",
+        "atoll_store_failing",
+        ("atoll_job",),
+        "1 while the store of a mirrored job refuses writes or takes more than 5 s; nothing merges meanwhile.",
+    ),
+    Family(
+        "counter",
+        "atoll_store_puts",
+        ("atoll_job",),
+        "Objects that a mirrored job has put into its store, since its synchroniser began. Stores charge for each.",
+    ),
+    Family(
+        "counter",
+        "atoll_store_put_bytes",
+        ("atoll_job",),
+        "Bytes of these objects. What is superfluous is removed with the next base.",
+    ),
+    Family(
+        "counter",
+        "atoll_store_put_seconds",
+        ("atoll_job",),
+        "Time of these puts. For each put, a rise: the store is slow, and merges wait for it.",
     ),
     Family(
         "counter", "atoll_synchroniser_deaths", ("atoll_job",), "Restarts of the synchroniser. Islands kept training."

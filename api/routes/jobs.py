@@ -179,6 +179,24 @@ def restart_job(job: str, service: ServiceHere, caller: Caller = ANONYMOUS) -> R
     return service.restart(job, caller)
 
 
+@router.post("/{job}/upgrade", status_code=202)
+@in_pool(SUBMITS)
+def upgrade_job(
+    job: str,
+    response: Response,
+    service: ServiceHere,
+    caller: Caller = ANONYMOUS,
+    idempotency_key: IdempotencyKey = None,
+    if_match: IfMatch = None,
+) -> Command:
+    """Restart a running job's synchroniser in the release of this service, once a checkpoint is complete.
+
+    Islands train on meanwhile, and go on in their own release. 409 with the reason if the job has ended, runs in this
+    release already, or cannot continue in it. If the new synchroniser does not start, the job continues in the old release.
+    """
+    return accepted(service.upgrade(job, caller, idempotency_key, if_match), response)
+
+
 @router.post("/{job}/scale", status_code=202)
 def scale_job(
     job: str,

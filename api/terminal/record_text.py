@@ -26,7 +26,7 @@ REQUESTED = "Requested"
 """On tapes, a command appears as its request."""
 EVENTS = {
     "JobStarted": "the job starts",
-    "SynchroniserRestarted": "the synchroniser restarted from tape and journal, as epoch {epoch}{damage}",
+    "SynchroniserRestarted": "the synchroniser restarted from tape and journal, as epoch {epoch}{damage}{upgrade}",
     "OuterStateSeeded": "the {parameter_count:,} initial parameters are ready",
     "EvaluationCompleted": "held-out loss {loss:.4f} at version {global_version}{place}",
     "EvaluationFailed": "the evaluation at version {global_version} failed: {reason}",
@@ -99,7 +99,7 @@ EFFECTS = {
     "FinishJob": "the job is {outcome}: {reason}",
 }
 """Effects with an empty text are bookkeeping that the others imply."""
-ADDED_LATER = {"place": ""}
+ADDED_LATER = {"place": "", "upgrade": ""}
 """Defaults for fields that messages of earlier builds lack."""
 
 
@@ -141,6 +141,8 @@ def _named(name: str, value: Any) -> Any:
         return ", ".join(item["island"] for item in value) or "no island"
     if name == "place":
         return f", on {value}" if value else ""
+    if name == "upgrade":
+        return f"; {value}" if value else ""
     if name == "damage":
         return f"; cut off as damaged: {value}" if value else ""
     if name == "accepted":

@@ -51,6 +51,10 @@ const QUESTIONS = {
     text: "Jobs of higher priority start first.",
     verb: "Change the priority of",
   },
+  upgrade: {
+    text: "Once a checkpoint is complete, its synchroniser restarts in the release of this service. Islands continue to train. If it cannot start, the job continues in its present release.",
+    verb: "Upgrade",
+  },
   checkpoint: {
     text: "It is taken while training continues.",
     verb: "Take a checkpoint of",
@@ -96,6 +100,8 @@ export async function command(action, job, target) {
     }
     case "cancel":
       return given(what, await post(`${where}/cancel`));
+    case "upgrade":
+      return given(what, await post(`${where}/upgrade`));
     case "checkpoint":
       return given(what, await post(`${where}/checkpoints`));
     case "rollback":

@@ -19,6 +19,11 @@ everything that they trained since their last adoption is overwritten, whatever 
 built on what is undone. Islands keep their inner optimizer state and their place in the data. A fragment whose newest
 version the journal has lost is set back by one version in the same way, without a request.
 
+**Upgrade** ends this synchroniser's process once a checkpoint is whole, so that a process of another release goes on.
+
+    requested ──▶ a checkpoint is taken ──▶ HandOver ──▶ (next epoch, of the other release)
+                                 └─ it fails ──▶ refused
+
 Source: Chandy and Lamport, ACM TOCS 3 (1985); ``saving`` describes the cut.
 """
 
@@ -38,13 +43,14 @@ from orchestrator.core.saving import (
     DropCheckpoint,
     FragmentRestored,
     FromJournal,
+    HandOver,
     JobResumed,
     RestoreFragments,
     RollbackFailed,
     SavedPart,
     SealCheckpoint,
 )
-from orchestrator.core.state import JobState, OpenCheckpoint, RetainedCheckpoint, Rollback
+from orchestrator.core.state import JobState, OpenCheckpoint, OpenUpgrade, RetainedCheckpoint, Rollback
 from orchestrator.core.vocabulary import (
     Duration,
     FragmentId,
@@ -163,7 +169,8 @@ def taken(state: JobState, event: CheckpointTaken) -> list[Effect]:
         taken_at=event.at - event.seconds,
         byte_count=event.byte_count,
     )
-    return [DropCheckpoint(old.number, "newer ones are kept") for old in every[: len(every) - len(retained)]]
+    dropped = [DropCheckpoint(old.number, "newer ones are kept") for old in every[: len(every) - len(retained)]]
+    return [*dropped, *_hand_over(state, event.checkpoint)]
 
 
 def failed(state: JobState, event: CheckpointFailed) -> list[Effect]:
@@ -196,7 +203,7 @@ def give_up(state: JobState, reason: str) -> list[Effect]:
     if opened is None:
         return []
     state.checkpoints = replace(state.checkpoints, open=None)
-    return [DropCheckpoint(opened.number, reason)]
+    return [DropCheckpoint(opened.number, reason), *_refuse_upgrade(state, opened.number, reason)]
 
 
 def settle(state: JobState, now: Instant) -> list[Effect]:
@@ -213,6 +220,40 @@ def settle(state: JobState, now: Instant) -> list[Effect]:
         return []
     state.checkpoints = replace(checkpoints, open=replace(opened, awaited=opened.awaited - gone))
     return _seal_if_complete(state, now)
+
+
+def request_upgrade(state: JobState, event: CommandRequested, request: commands.Upgrade) -> list[Effect]:
+    """Begin a checkpoint, or wait for the one being taken. The command is answered once that is whole, or has failed."""
+    opened = state.checkpoints.open
+    reason = "it is being upgraded already" if state.upgrade is not None else _cannot(state) if opened is None else ""
+    if reason:
+        return [ResolveCommand(event.command, False, f"the job is not upgraded: {reason}")]
+    number = opened.number if opened is not None else state.checkpoints.count + 1
+    state.upgrade = OpenUpgrade(event.command, number, request.build, request.python)
+    return begin(state, event.at) if opened is None else []
+
+
+def _hand_over(state: JobState, checkpoint: int) -> list[Effect]:
+    """End this synchroniser if an upgrade waited for this checkpoint, which is whole."""
+    upgrade = state.upgrade
+    if upgrade is None or upgrade.checkpoint != checkpoint:
+        return []
+    state.upgrade = None
+    detail = f"checkpoint {checkpoint} is complete, and the synchroniser restarts as {upgrade.build}"
+    return [
+        ResolveCommand(upgrade.command, True, detail),
+        HandOver(upgrade.command, upgrade.build, upgrade.python),
+    ]
+
+
+def _refuse_upgrade(state: JobState, checkpoint: int, reason: str) -> list[Effect]:
+    upgrade = state.upgrade
+    if upgrade is None or upgrade.checkpoint != checkpoint:
+        return []
+    state.upgrade = None
+    return [
+        ResolveCommand(upgrade.command, False, f"the job is not upgraded: checkpoint {checkpoint} failed: {reason}")
+    ]
 
 
 def request_rollback(state: JobState, event: CommandRequested, request: commands.Rollback) -> list[Effect]:

@@ -72,6 +72,17 @@ class Rollback:
 
 
 @dataclass(frozen=True, slots=True)
+class Upgrade:
+    """Take a checkpoint, then have the synchroniser go on as a process of the release ``build``, which ``python`` runs.
+
+    ``python`` is the path of an interpreter on the synchroniser's machine. The service has tried it there.
+    """
+
+    build: str
+    python: str
+
+
+@dataclass(frozen=True, slots=True)
 class Cancel:
     """Stop the job without waiting for the work in flight."""
 
@@ -104,7 +115,7 @@ class Inject:
 
 IslandCommand = Kill | Drain | Readd
 NodeGroupCommand = Scale | Cordon | Uncordon
-JobCommand = Checkpoint | Rollback | Cancel
+JobCommand = Checkpoint | Rollback | Upgrade | Cancel
 OperatorCommand = IslandCommand | NodeGroupCommand | JobCommand
 """Those that the core decides on. Each is answered by one ``ResolveCommand``."""
 Command = OperatorCommand | Inject

@@ -11,7 +11,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Protocol, assert_never
 
-from orchestrator.core.saving import BeginCheckpoint, DropCheckpoint, RestoreFragments, SavingEffect, SealCheckpoint
+from orchestrator.core.saving import (
+    BeginCheckpoint,
+    DropCheckpoint,
+    HandOver,
+    RestoreFragments,
+    SavingEffect,
+    SealCheckpoint,
+)
 from orchestrator.core.vocabulary import (
     NO_ANCHOR,
     NO_INCARNATION,
@@ -368,6 +375,7 @@ class Shell(Protocol):
     def seal_checkpoint(self, effect: SealCheckpoint) -> None: ...
     def drop_checkpoint(self, effect: DropCheckpoint) -> None: ...
     def restore_fragments(self, effect: RestoreFragments) -> None: ...
+    def hand_over(self, effect: HandOver) -> None: ...
     def finish_job(self, effect: FinishJob) -> None: ...
 
 
@@ -410,6 +418,8 @@ def carry_out(effect: Effect, shell: Shell) -> None:
             shell.drop_checkpoint(effect)
         case RestoreFragments():
             shell.restore_fragments(effect)
+        case HandOver():
+            shell.hand_over(effect)
         case FinishJob():
             shell.finish_job(effect)
         case _:

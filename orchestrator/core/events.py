@@ -9,13 +9,14 @@ Three groups: the life of the job, the life of an island, the life of a fragment
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from orchestrator.core.commands import OperatorCommand
 from orchestrator.core.messages import Broken, CarriedReport, Evaluated, EventReport, NotEvaluated
 from orchestrator.core.saving import SavingEvent
 from orchestrator.core.vocabulary import (
     NO_INCARNATION,
+    UNWRITTEN_DEFAULT,
     CommandId,
     Contribution,
     Duration,
@@ -55,12 +56,15 @@ class SynchroniserRestarted:
 
     Merges that the journal holds were completed on the tape before this. All that only the process knew is gone: payloads
     held, merges not journalled, calls under way. Island reports and payloads go to ``epoch`` from now on. ``damage`` says
-    what could not be read at the ends of tape and journal, and was cut off.
+    what could not be read at the ends of tape and journal, and was cut off. ``build`` is the release of the new process,
+    and ``upgrade`` says what came of an upgrade, if one led to this.
     """
 
     at: Instant
     epoch: Epoch
     damage: str = ""
+    build: str = field(default="", metadata=UNWRITTEN_DEFAULT)
+    upgrade: str = field(default="", metadata=UNWRITTEN_DEFAULT)
 
 
 @dataclass(frozen=True, slots=True)

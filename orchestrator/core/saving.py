@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from orchestrator.core.vocabulary import (
+    CommandId,
     Duration,
     Epoch,
     FragmentId,
@@ -229,7 +230,19 @@ class RestoreFragments:
     fragments: tuple[tuple[FragmentId, Version, int], ...]
 
 
+@dataclass(frozen=True, slots=True)
+class HandOver:
+    """Let this synchroniser end, and one of the release ``build`` go on from its files, as ``command`` asked for.
+
+    No answer is expected: ``SynchroniserRestarted`` says which release goes on. The core decides as before until then.
+    """
+
+    command: CommandId
+    build: str
+    python: str
+
+
 SavingEvent = (
     CheckpointTaken | CheckpointFailed | JobResumed | JobSalvaged | ShardMoved | FragmentRestored | RollbackFailed
 )
-SavingEffect = BeginCheckpoint | SealCheckpoint | DropCheckpoint | RestoreFragments
+SavingEffect = BeginCheckpoint | SealCheckpoint | DropCheckpoint | RestoreFragments | HandOver

@@ -71,6 +71,16 @@ class Rollback:
 
 
 @dataclass(frozen=True, slots=True)
+class OpenUpgrade:
+    """An upgrade that waits for a checkpoint. ``command`` asked for it."""
+
+    command: CommandId
+    checkpoint: int
+    build: str
+    python: str
+
+
+@dataclass(frozen=True, slots=True)
 class OpenEvaluation:
     """The evaluation under way; ``evaluator`` is the island that measures, if one does."""
 
@@ -126,6 +136,7 @@ class JobState:
     cordoned: set[NodeGroupId]
     checkpoints: Checkpoints
     rollback: Rollback | None
+    upgrade: OpenUpgrade | None
     tokens_before: int | None
     evaluation: OpenEvaluation | None
     evaluated: int | None
@@ -153,6 +164,7 @@ class JobState:
         self.cordoned = set()
         self.checkpoints = Checkpoints()
         self.rollback = None
+        self.upgrade = None
         self.tokens_before = None
         self.evaluation = None
         self.evaluated = None

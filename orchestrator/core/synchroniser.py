@@ -188,6 +188,8 @@ class Synchroniser:
                 return checkpoints.requested(state, event)
             case commands.Rollback() as back:
                 return checkpoints.request_rollback(state, event, back)
+            case commands.Upgrade() as upgrade:
+                return checkpoints.request_upgrade(state, event, upgrade)
             case commands.Cancel():
                 return job_life.cancel(state, event)
             case unknown:

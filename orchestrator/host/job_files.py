@@ -4,6 +4,7 @@
     RUN_DIR/snapshot       core and folds at one step of it
     RUN_DIR/journal/       Θ and momentum of every fragment, by version
     RUN_DIR/boot           which start of the machine the job began in, for durability async
+    RUN_DIR/handover.json  which release is to go on, while one synchroniser replaces another
     RUN_DIR/clock.json     when the job was created, on the clock that began with the machine's start, and which start
 
 Responsible for what is true before the job continues: the core decides as it did, Θ is what the tape says it is, and what
@@ -22,7 +23,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -52,6 +53,7 @@ from orchestrator.system.run_folder import (
     BOOT,
     CHECKPOINTS,
     CLOCK,
+    HANDOVER,
     JOURNAL,
     PARAMETERS,
     REPORT,
@@ -68,7 +70,7 @@ from orchestrator.tape.driver import Fold, Pending
 from orchestrator.tape.replay import Recovered, recover
 from orchestrator.tape.schema import Header, decode_header
 from orchestrator.tape.snapshot import Snapshot
-from orchestrator.tape.storage import TapeWriter, beginning, read_snapshot
+from orchestrator.tape.storage import TapeWriter, beginning, read_snapshot, read_tape
 
 log = logging.getLogger(__name__)
 AGE_MAX_S = 1e9
@@ -143,11 +145,14 @@ def mirror(
     below: Disk,
     requests: Executor | None = None,
     background: Callable[[Callable[[], None]], object] | None = None,
+    *,
+    has_begun: bool = False,
 ) -> MirroredDisk:
     """Take over the job's log in the store, give ``run_dir`` its files, and return the disk that goes on with it.
 
-    What the folder has beyond that was never announced, and is removed. Raises OSError if the store refuses, DataError if it
-    has lost the log, InfrastructureError while another process of this machine writes the files.
+    What the folder has beyond that was never announced, and is removed. ``has_begun`` says that the job has run before,
+    whatever the folder shows. Raises OSError if the store refuses, DataError if it has lost the log, InfrastructureError
+    while another process of this machine writes the files.
     """
     below.files(run_dir)  # makes the folder
     try:
@@ -158,10 +163,11 @@ def mirror(
         detail = f"the tape {run_dir / TAPE} is being written by another process."
         raise InfrastructureError(detail=detail, remedy="Wait until it ends, or end it.") from error
     try:
-        if held is not None and not has_log(store):
+        if (held is not None or has_begun) and not has_log(store):
+            evidence = f"{run_dir} has a tape" if held is not None else "it has run before"
             raise DataError(
-                detail=f"The store {store.url} has nothing of this job, but {run_dir} has a tape: the store was emptied or "
-                "exchanged. Put the store's content back, or start the service with the store that the job began with."
+                detail=f"The store {store.url} has nothing of this job, but {evidence}: the store was emptied or exchanged. "
+                "Put the store's content back, or start the service with the store that the job began with."
             )
         disk = mirrored(store, below, run_dir, requests, background)
         for folder, is_ours in (
@@ -188,10 +194,11 @@ def open_files(
     disk: Disk | None = None,
     journal_of_shards: ShardJournals | None = None,
     epoch: Epoch = Epoch(1),
+    build: str = "",
 ) -> JobFiles:
     """Create the job's files, which begin in ``epoch``, or recover from them. A usable snapshot's folds replace ``folds``.
 
-    ``journal_of_shards`` takes the place of the run folder's own journal.
+    ``journal_of_shards`` takes the place of the run folder's own journal. ``build`` is the release of this process.
 
     Raises ConfigurationError when the folder holds another job, DataError when its files are damaged or do not fit each
     other, InfrastructureError while another process writes them.
@@ -235,10 +242,21 @@ def open_files(
         files = JobFiles(
             tape, journal, header, past.core, past.folds, past.pending, past, tuple(damage), tuple(journal.foreign)
         )
-        return _with_theta(files, spec)
+        return _with_theta(files, spec, build, run_dir)
     except Exception:
         tape.let_go()
         raise
+
+
+def rehearse(run_dir: Path, job: str, policy: JobPolicy) -> None:
+    """Read and replay the job's tape as ``open_files`` would, while another process writes it. Nothing is changed.
+
+    Raises DataError or ConfigurationError if this build cannot continue the job.
+    """
+    written = read_tape(run_dir / TAPE)
+    if not isinstance(written.header, Header) or written.header.job != job or written.header.policy != policy:
+        raise ConfigurationError(detail=f"this build understands the specification of {job} otherwise than its tape.")
+    recover(written, ())
 
 
 def lacks_a_past(run_dir: Path, disk: Disk | None = None) -> bool:
@@ -269,6 +287,42 @@ def begin_salvage(run_dir: Path, disk: Disk | None = None) -> None:
 def end_salvage(run_dir: Path, disk: Disk | None = None) -> None:
     """Remove the mark: tape and journal have Θ by now."""
     (disk or LocalDisk()).remove(run_dir / SALVAGING)
+
+
+@dataclass(frozen=True, slots=True)
+class HandOverNote:
+    """A hand-over under way, from the build ``before`` to ``build``. ``failure`` says why that one did not start."""
+
+    before: str
+    build: str
+    failure: str = ""
+
+    def outcome(self, own: str) -> str:
+        """Return what came of it, given the build ``own`` that goes on."""
+        if own == self.build:
+            return f"the job was upgraded from {self.before}"
+        why = self.failure or "its synchroniser did not start"
+        return f"the upgrade to {self.build} failed, and {own} goes on: {why}"
+
+
+def note_hand_over(run_dir: Path, note: HandOverNote) -> None:
+    """Have the next synchroniser know that it replaces one of another release. Raises OSError."""
+    LocalDisk().replace(run_dir / HANDOVER, json.dumps(asdict(note)).encode())
+
+
+def hand_over_noted(run_dir: Path) -> HandOverNote | None:
+    """Return the hand-over under way, or None, also for a damaged note: nothing but an explanation is lost."""
+    try:
+        return HandOverNote(
+            **{name: str(value) for name, value in json.loads((run_dir / HANDOVER).read_bytes()).items()}
+        )
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
+        return None
+
+
+def end_hand_over(run_dir: Path) -> None:
+    """Remove the note: one of the two releases goes on, and its tape says which."""
+    LocalDisk().remove(run_dir / HANDOVER)
 
 
 def uptime() -> float:
@@ -405,7 +459,7 @@ def _was_merged(journal: MergeJournal, fragment: FragmentId) -> bool:
     return bool(facts.base_digest or facts.contributors)
 
 
-def _with_theta(files: JobFiles, spec: JobSpec) -> JobFiles:
+def _with_theta(files: JobFiles, spec: JobSpec, build: str, run_dir: Path) -> JobFiles:
     """The files with Θ, and with the events that come first on the tape."""
     past, state = files.past, files.core.state
     assert past is not None
@@ -416,7 +470,9 @@ def _with_theta(files: JobFiles, spec: JobSpec) -> JobFiles:
         log.warning("cut off as damaged; continuing without it: %s", detail)
     for note in notes:
         log.warning("%s. Move it out of the run folder.", note)
-    first: list[Undated] = [] if over else [lambda at: events.SynchroniserRestarted(at, past.next_epoch, damage)]
+    handed_over = hand_over_noted(run_dir)
+    facts = (past.next_epoch, damage, build, handed_over.outcome(build) if handed_over is not None else "")
+    first: list[Undated] = [] if over else [lambda at: events.SynchroniserRestarted(at, *facts)]
     if not state.seeded:
         files.journal.clear()  # Θ that was never announced is made again
         return replace(files, first_events=tuple(first))

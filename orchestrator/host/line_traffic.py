@@ -16,8 +16,8 @@ import threading
 from collections.abc import Collection, Iterable, Mapping
 from typing import Literal
 
-from orchestrator.core.vocabulary import IslandId
-from orchestrator.status import Line
+from orchestrator.core.vocabulary import IslandId, IslandState
+from orchestrator.status import CoreStatus, Line, LinesStatus
 
 Kind = Literal["update", "values", "state"]
 KINDS: tuple[Kind, ...] = ("update", "values", "state")
@@ -90,6 +90,14 @@ def pause_reason(lines: Mapping[str, Line], training: Collection[str], quorum: i
         return None
     island, trouble = min(troubles.items())
     return f"merging waits for the parameter channel of {', '.join(sorted(troubles))}. {island}: {trouble}"
+
+
+def trouble_of(view: CoreStatus, lines: LinesStatus) -> str | None:
+    """Return why lines keep a running job from merging, or None."""
+    if view.phase != "running":
+        return None
+    training = [island.island for island in view.islands if island.state == IslandState.TRAINING]
+    return pause_reason(lines.islands, training, view.quorum)
 
 
 def by_region(lines: Mapping[str, Line], regions: Mapping[str, str]) -> dict[str, Line]:

@@ -28,7 +28,9 @@ from orchestrator.core.synchroniser import Synchroniser
 from orchestrator.core.vocabulary import Instant
 from orchestrator.errors import InfrastructureError, first_line, in_words
 from orchestrator.specification.config import JobSpec
+from orchestrator.status import StoreStatus
 from orchestrator.system.disk import Disk, LocalDisk
+from orchestrator.system.mirror import MirroredDisk
 from orchestrator.tape.driver import Driver
 from orchestrator.tape.schema import Mark, Record
 from orchestrator.tape.sealing import SEAL_BYTES
@@ -86,6 +88,22 @@ def only_full(work: Callable[[], None]) -> None:
         if error.errno in FULL:
             raise
         raise InfrastructureError(detail=str(error)) from error
+
+
+def left_undone(retrier: Retrier, what: str, work: Callable[[], None]) -> str:
+    """Do the work, once a full disk has room again; else return why it could not be: no reason to call the job failed."""
+    try:
+        retrier.until_done(RUN_FOLDER_REFUSES, lambda: only_full(work))
+    except Exception as error:
+        log.exception("%s could not be written", what)
+        return f"{what} could not be written ({in_words(error)})"
+    return ""
+
+
+def store_status(disk: MirroredDisk) -> StoreStatus:
+    writer = disk.writer
+    puts, put_bytes, put_seconds = writer.puts, writer.put_bytes, writer.put_seconds
+    return StoreStatus(puts=puts, put_bytes=put_bytes, put_seconds=put_seconds, trouble=disk.trouble)
 
 
 class RetryingSink:

@@ -263,6 +263,9 @@ class MultiplexedJob:
     def restore_fragments(self, effect: saving.RestoreFragments) -> None:
         """See ``begin_checkpoint``."""
 
+    def hand_over(self, effect: saving.HandOver) -> None:
+        """See ``begin_checkpoint``."""
+
     def finish_job(self, effect: effects.FinishJob) -> None:
         self._goodput.check()
         self._outcome = Outcome(

@@ -224,6 +224,33 @@ def on_nodes(
     return answers
 
 
+def call_in_release(
+    node_id: str,
+    of_release: Mapping[str, Any],
+    function: Callable[Arguments, Answer],
+    within_s: float,
+    *arguments: Arguments.args,
+    **named: Arguments.kwargs,
+) -> Answer:
+    """Call the function once on this node, in a process with these options of another release. Raises what it raises.
+
+    Raises InfrastructureError if the process does not start or does not answer in time.
+    """
+    import ray
+
+    options = {**NEXT_TO_NOTHING, **on_node(node_id), **of_release, "max_retries": 0, "enable_task_events": False}
+    call = ray.remote(function).options(**options).remote(*arguments, **named)
+    try:
+        answer: Answer = ray.get(call, timeout=within_s)
+    except ray.exceptions.RayTaskError as error:
+        raise error.cause from error
+    except (ray.exceptions.RayError, TimeoutError) as error:
+        with suppress(ray.exceptions.RayError):
+            ray.cancel(call, force=True)
+        raise InfrastructureError(detail=f"no process of it answers there: {first_line(error)}") from error
+    return answer
+
+
 def node_reaches() -> dict[str, Reach]:
     """Connect to the raylet of each node that Ray believes alive, and return the outcomes by node id.
 

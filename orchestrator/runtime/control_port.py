@@ -21,7 +21,7 @@ import psutil
 
 from orchestrator.actors import ActorHandle, SynchroniserInterface
 from orchestrator.certificates import peer
-from orchestrator.core.commands import Command
+from orchestrator.core.commands import Command, Upgrade
 from orchestrator.errors import (
     Conflict,
     FilesElsewhere,
@@ -45,9 +45,9 @@ from orchestrator.runtime.settings import (
 from orchestrator.specification.config import JobSpec
 from orchestrator.specification.memory_budget import NodeMemory
 from orchestrator.status import CertificateRecord, NodeGroupRecord, StatusDocument, UnseenFile
-from orchestrator.system import home_files, object_store, release
+from orchestrator.system import home_files, object_store, python_process, release
 from orchestrator.system.marks import BY_UP
-from orchestrator.system.mirror import JobObjects
+from orchestrator.system.mirror import JobObjects, delete_log
 from orchestrator.system.ports import REACH_S, Reach
 from orchestrator.system.roots import AllowedRoots
 from orchestrator.system.run_folder import claimed, file_sizes, fleet_of, history_of, own_history_of, remove_claimed
@@ -63,6 +63,8 @@ START_LOOK_S = 2.0
 ASK_NODES_S = 10.0
 """What a question to all nodes may take. A process that has to be started first may need it."""
 ANSWER_TIMEOUT_S = 10.0
+REHEARSED_WITHIN_S = 60.0
+"""A process starts and replays the whole tape of a job."""
 NOTHING_MORE = AllowedRoots()
 SAVE_BASE_S, SAVE_BYTES_PER_S_MIN = 120.0, 5_000_000
 """A write of Θ takes no longer than so long, and as its size says at this rate: a disk that is slower has stopped."""
@@ -239,6 +241,17 @@ class RayControlPort:
         except OSError as error:
             raise LogStoreUnavailable(detail=f"{error.strerror or error}.", remedy=disk_remedy(error)) from error
 
+    def delete_log(self, job_id: str) -> None:
+        if self._job_store is None:
+            return
+        try:
+            delete_log(object_store.open_store(self._job_store), job_id)
+        except OSError as error:
+            raise InfrastructureError(
+                detail=f"The log of job {job_id} cannot be removed from {self._job_store}: {error.strerror or error}.",
+                remedy=f"{object_store.remedy_of(error)} Then repeat the request.",
+            ) from error
+
     def sweep(self, runs: Path, is_known: Callable[[str], bool], *, again: bool) -> None:
         """Remove run folders of unknown jobs from the machines of nodes that have joined since, or with ``again`` of all.
 
@@ -284,9 +297,12 @@ class RayControlPort:
         run_dir: Path,
         cordoned: Mapping[str, str] = MappingProxyType({}),
         roots: AllowedRoots = NOTHING_MORE,
+        last_known: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         """Start the job, which then runs by itself and touches nothing outside ``roots`` and its run folder.
 
+        ``last_known`` is what the service last knew of the job, if it has run before. It runs in the release of its node, or
+        in this one if its files were last written by a newer release than the head's.
         Idempotent: a second call finds the running job. If ``run_dir`` holds this job's tape and no process writes it, the
         job continues from there. Raises InfrastructureError if the job does not start. While the store of a mirrored job
         cannot be used, nothing is started and nothing ended: its islands train on.
@@ -299,11 +315,16 @@ class RayControlPort:
         regions = {group["name"]: group["region"] for group in self.node_groups() if group["region"]}
         if spec.synchroniser.durability.is_mirrored and self._job_store is not None:
             object_store.require_available(self._job_store)
-        options = {**self._place_of(job_id, spec, run_dir), **SYNCHRONISER_OPTIONS}
+        options = {
+            **self._place_of(job_id, spec, run_dir),
+            **SYNCHRONISER_OPTIONS,
+            **self._release_for(last_known.get("build", "")),
+        }
         if self._copies is not None:
             self._copies.put(run_dir)
         allowed = roots.without(*self._private)
-        facts = (job_id, spec, regions, str(run_dir.resolve()), dict(cordoned), allowed, self._job_store)
+        document, has_begun = spec.model_dump(mode="json"), bool(last_known.get("global_version"))
+        facts = (job_id, document, regions, str(run_dir.resolve()), dict(cordoned), allowed, self._job_store, has_begun)
         before = frozenset(psutil.pids())
         actor = self._ask_head(lambda: cluster.start_actor(SynchroniserActor, options, *facts), START_TIMEOUT_S)
         try:
@@ -340,6 +361,72 @@ class RayControlPort:
             )
         best = min(having, key=lambda node: groups.index(node.group))
         return cluster.on_groups(name, groups, best.id)
+
+    def _release_for(self, build: str) -> Mapping[str, Any]:
+        """Return Ray's option for a synchroniser whose files are of this build, which may be newer than the head's."""
+        from orchestrator.runtime import worker
+
+        of_files = release.Build.parse(build)
+        heads = [
+            release.Build.parse(node.labels.get(release.LABEL, ""))
+            for node in self._ask_head(cluster.nodes)
+            if of_files is not None and node.group == CONTROL_GROUP
+        ]
+        if of_files is None or not any(head is not None and release.is_older(head, of_files) for head in heads):
+            return {}
+        return worker.of_release(str(release.own()), python_process.interpreter())
+
+    def upgrade_of(self, job_id: str, spec: JobSpec, run_dir: Path) -> Upgrade:
+        """Return the command that upgrades the running job to this release.
+
+        Its synchroniser's machine has this release by then, and that has replayed the job's tape. Raises Conflict, with what
+        to do, if the job cannot be upgraded, and NotFound if it does not run.
+        """
+        from orchestrator.runtime import restart, worker
+
+        before, own, python = self.status(job_id)["view"].get("build", ""), release.own(), python_process.interpreter()
+        groups = self.node_groups()
+        heads = [node for node in self._ask_head(cluster.nodes) if node.group == CONTROL_GROUP]
+        used = {section.node_group for section in spec.island_sections(slots=True).values()}
+        places = [("the head", node.labels.get(release.LABEL, release.UNKNOWN)) for node in heads]
+        for group in groups:
+            if group["name"] in used:
+                places += [(f"node group {group['name']}", build) for build in group["builds"]]
+        if reason := release.upgrade_refusal(before, own, places):
+            raise Conflict(detail=f"Job {job_id} is not upgraded: {reason}")
+        process = self._synchroniser_process(job_id)
+        if process is None:
+            raise _not_here(job_id)
+        of_release = worker.of_release(str(own), python)
+        regions = {group["name"]: group["region"] for group in groups if group["region"]}
+        about = (str(own), job_id, spec.model_dump(mode="json"), regions)
+        folders: dict[str, str | None] = dict.fromkeys(node.id for node in heads)
+        for node, folder in {**folders, process.node_id: str(run_dir.resolve())}.items():
+            machine = "the machine of its synchroniser" if folder else "the head's machine"
+
+            def rehearse(node: str = node, folder: str | None = folder) -> str:
+                return cluster.call_in_release(node, of_release, restart.rehearse, REHEARSED_WITHIN_S, *about, folder)
+
+            try:
+                present = self._ask_head(rehearse, REHEARSED_WITHIN_S + ANSWER_TIMEOUT_S)
+            except Exception as error:
+                raise Conflict(
+                    detail=f"Job {job_id} is not upgraded: {own} cannot continue it on {machine}: {in_words(error)}",
+                    remedy="The job continues as it is.",
+                ) from error
+            if present != str(own):
+                raise Conflict(
+                    detail=f"Job {job_id} is not upgraded: {machine} has {present}, and no {own} at {python}.",
+                    remedy=f"Install {own.release} there, in the same folder as the service's, or restart the node with it.",
+                )
+        return Upgrade(str(own), python)
+
+    def _synchroniser_process(self, job_id: str) -> cluster.ActorProcess | None:
+        def process() -> cluster.ActorProcess | None:
+            actor = cluster.actor_named(synchroniser_name(job_id))
+            return None if actor is None else cluster.process_of(actor)
+
+        return self._ask_head(process)
 
     def _wait_until_ready(self, actor: ActorHandle[Any], job_id: str, before: frozenset[int]) -> None:
         """Wait while the synchroniser's process works towards its start. ``before`` are the processes that there were.
@@ -406,11 +493,7 @@ class RayControlPort:
 
         from orchestrator.runtime.node_agents import node_agent_of
 
-        def synchroniser() -> cluster.ActorProcess | None:
-            actor = cluster.actor_named(synchroniser_name(job_id))
-            return None if actor is None else cluster.process_of(actor)
-
-        process = self._ask_head(synchroniser)
+        process = self._synchroniser_process(job_id)
         if process is None:
             raise _not_here(job_id)
         agent = self._ask_head(lambda: node_agent_of(process.node_id))

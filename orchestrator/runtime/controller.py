@@ -71,8 +71,7 @@ CONCURRENCY = 32
 """Calls of an island's process that run at the same time."""
 CAPACITY_WAIT_S = 3.0
 """A killed island's resources are booked until its node notices (well under a second)."""
-HELLO_TIMEOUT_S = 60.0
-REACH_TIMEOUT_S = 3.0
+HELLO_TIMEOUT_S, REACH_TIMEOUT_S = 60.0, 3.0
 WATCH_S = 2.0
 ORPHANED_S = 10.0
 """A synchroniser that died has its name while Ray makes it again. One without a name for so long does not come back."""
@@ -176,8 +175,10 @@ class Controller:
         self._keeper.note(facts, had_theta)
 
     def is_moving(self) -> bool:
-        """Return whether the synchroniser is being made again on another node."""
         return self._keeper.is_moving
+
+    def replace_synchroniser(self, build: str, python: str) -> None:
+        self._keeper.replace(build, python)
 
     def past(self) -> Past:
         """Return what a synchroniser that lost its files, or has those of an earlier history, has to know."""
@@ -493,7 +494,6 @@ class Controller:
         """Have the synchroniser hear which islands are on nodes that are about to go. It is told at every look, until they
         have gone: one that died meanwhile may not have heard. The next look tells it again, so no answer is waited for.
         """
-        now = time.time()
         with self._lock:
             placed = {life: where for life, where in self._placements.items() if life not in self._ended}
         affected = {
@@ -506,8 +506,8 @@ class Controller:
         )
         for (island, incarnation), why in sorted(affected.items(), key=lambda item: item[0]):
             if synchroniser is not None:
-                seconds = why.seconds_left(now)
-                synchroniser.call(SynchroniserInterface.notice, island, incarnation, why.cause, seconds)
+                about = (island, incarnation, why.cause, why.seconds_left(time.time()))
+                synchroniser.call(SynchroniserInterface.notice, *about)
         self._node_agents.leave(leaving)
 
     def _signal(
@@ -521,8 +521,8 @@ class Controller:
         placed = self._placed(island, incarnation)
         if placed is None:
             return f"{island} has no process"
-        answers = [self._node_agents.signal(rank, method, *arguments, **named) for rank in placed.ranks]
-        return "; ".join(answer for answer in answers if answer)
+        answers = (self._node_agents.signal(rank, method, *arguments, **named) for rank in placed.ranks)
+        return "; ".join(filter(None, answers))
 
 
 def _has_process(actor: ActorHandle[IslandInterface]) -> bool:

@@ -191,16 +191,20 @@ class JobController(ActorHandle[Controller]):
 def controller_of(job: str, spec: JobSpec, run_dir: str, roots: AllowedRoots) -> JobController:
     """Return the job's controller: the present one, for a synchroniser whose predecessor died, or a new one.
 
-    Returns at once. Processes of other builds let the job go.
+    Returns at once. Processes of other builds have the job as well until ``take_from_others``.
     """
-    cluster.end_actor_named(controller_name(job))
-    for actor in _processes():
-        if actor.name != controllers_name():
-            actor.handle.call(Controllers.let_go, job)
     options = {**cluster.on_head(controllers_name()), "max_restarts": 0, "max_concurrency": CALLS_MAX}
     shared = cluster.start_actor(Controllers, options)
     shared.call(Controllers.open, job, spec, run_dir, roots)
     return JobController(shared.ray_handle, job)
+
+
+def take_from_others(job: str) -> None:
+    """Have processes of other builds let the job go, which this build continues from now on. Does not wait for that."""
+    cluster.end_actor_named(controller_name(job))
+    for actor in _processes():
+        if actor.name != controllers_name():
+            actor.handle.call(Controllers.let_go, job)
 
 
 def controller_here(job: str) -> JobController | None:
@@ -210,17 +214,16 @@ def controller_here(job: str) -> JobController | None:
 
 
 def controller_of_open(job: str, timeout_s: float) -> JobController | None:
-    """Return the job's controller, if the process of this build has it open. Raises GetTimeoutError."""
-    controller = controller_here(job)
-    if controller is None:
-        return None
-    process: ActorHandle[Controllers] = ActorHandle(controller.ray_handle)
-    try:
-        open_jobs: Any = ray.get(process.call(Controllers.jobs), timeout=timeout_s)
-    except RayActorError as error:  # it had no job for a while, and ends just now
-        log.info("the process of the controllers cannot be asked: %s", first_line(error))
-        return None
-    return controller if job in open_jobs else None
+    """Return the job's controller in the process that has it open, which may be of another build. Raises GetTimeoutError."""
+    for process in _processes():
+        try:
+            open_jobs: Any = ray.get(process.handle.call(Controllers.jobs), timeout=timeout_s)
+        except RayActorError as error:  # it had no job for a while, and ends just now
+            log.info("the process of the controllers cannot be asked: %s", first_line(error))
+            continue
+        if job in open_jobs:
+            return JobController(process.handle.ray_handle, job)
+    return None
 
 
 def let_go(job: str) -> None:

@@ -26,12 +26,12 @@ import ray
 from ray.exceptions import RayError
 
 from orchestrator.core import faults
-from orchestrator.core.commands import Kill
+from orchestrator.core.commands import Inject, Kill
 from orchestrator.core.effects import ResolveCommand
 from orchestrator.core.events import FaultInjected
 from orchestrator.core.faults import Fault, JobFault, Kind
 from orchestrator.core.vocabulary import CommandId, Incarnation, IslandId
-from orchestrator.errors import first_line
+from orchestrator.errors import Conflict, first_line
 from orchestrator.host.job_context import Post
 from orchestrator.runtime.controller import Controller
 from orchestrator.runtime.interpreter import Interpreter
@@ -42,6 +42,14 @@ NAMES = frozenset(fault.kind.value for fault in get_args(JobFault))
 """The kinds of faults that a job takes."""
 ANSWER_TIMEOUT_S = 5.0
 """Most faults are carried out within this time, so that a caller who gets the answer finds the fault recorded."""
+
+
+def typed(job: str, request: Inject) -> Fault:
+    """Return the fault of a command, which may come from a later build. Raises Conflict for an unknown one."""
+    if request.fault not in NAMES:
+        detail = f"The synchroniser of job {job} does not know the fault {request.fault!r}."
+        raise Conflict(detail=detail, remedy=f"It knows {', '.join(sorted(NAMES))}.")
+    return request.typed()
 
 
 class Chaos:

@@ -76,6 +76,7 @@ class Interpreter:
         *,
         resolve: Callable[[f.ResolveCommand], None],
         finish: Callable[[f.FinishJob], None],
+        hand_over: Callable[[saving.HandOver], None],
         announced: Callable[[FragmentId, Version], Announcement | None],
     ) -> None:
         self._announced = announced
@@ -83,7 +84,7 @@ class Interpreter:
         self._controller, self._shard, self._evaluation = workers.controller, workers.shard, workers.evaluation
         self._timers, self._checkpoints = workers.timers, workers.checkpoints
         self._parts = PartCollector(context, workers.checkpoints, workers.shard.channel.endpoint)
-        self._resolve, self._finish = resolve, finish
+        self._resolve, self._finish, self._hand_over = resolve, finish, hand_over
         sections = {**context.spec.island_sections(slots=True), **context.spec.standby_sections()}
         self._host_counts = {island: section.hosts for island, section in sections.items()}
         self._catch_ups = CatchUps(context, self._connection, self._name, workers.shard, workers.checkpoints)
@@ -188,6 +189,9 @@ class Interpreter:
 
     def restore_fragments(self, effect: saving.RestoreFragments) -> None:
         self._shard.restore(effect, self._checkpoints.folder)
+
+    def hand_over(self, effect: saving.HandOver) -> None:
+        self._hand_over(effect)
 
     def finish_job(self, effect: f.FinishJob) -> None:
         self._finish(effect)

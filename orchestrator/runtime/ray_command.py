@@ -53,6 +53,7 @@ WITH_DASHBOARD = "--with-dashboard"
 
 def main() -> None:
     python_process.clean()
+    os.environ[worker.NODE_PYTHON] = python_process.interpreter()
     with_dashboard = WITH_DASHBOARD in sys.argv
     if with_dashboard:
         sys.argv.remove(WITH_DASHBOARD)

@@ -56,10 +56,11 @@ from orchestrator.errors import (
 )
 from orchestrator.host.job_context import JobContext, Undated
 from orchestrator.host.job_files import JobFiles
+from orchestrator.host.retry import Retrier
 from orchestrator.parameters.holding import Holding
 from orchestrator.parameters.journal import Facts, continues
-from orchestrator.parameters.outer_state import FragmentState
-from orchestrator.parameters.shard import Held, StepNorms, Unusable
+from orchestrator.parameters.outer_state import FragmentState, OuterStep
+from orchestrator.parameters.shard import Held, ParameterShard, StepNorms, Unusable
 from orchestrator.runtime import cluster, salvaging
 from orchestrator.runtime.nodes import NodeWatch
 from orchestrator.runtime.placement import Leaving
@@ -73,9 +74,10 @@ from orchestrator.runtime.shard_actor import (
     ShardActor,
     answer_of,
     arrived_state,
+    calls_at_once,
     carried_state,
 )
-from orchestrator.runtime.shard_worker import Announceable, FragmentCut, JobChannel, ShardWorker
+from orchestrator.runtime.shard_worker import Announceable, FragmentCut, JobChannel, LocalShard, ShardWorker
 from orchestrator.runtime.supervision import Helper, Supervisor
 from orchestrator.specification.config import JobSpec
 from orchestrator.status import Shard as ShardStatus
@@ -83,8 +85,6 @@ from orchestrator.system.disk import LocalDisk
 from orchestrator.system.run_folder import SHARDS
 
 log = logging.getLogger(__name__)
-CALLS_MIN = 64
-"""Calls that a shard answers at once, beside the pulls of offers."""
 GONE = (ActorDiedError, ActorUnschedulableError)
 """What says that a process is gone: it died, or its node did before the process was made."""
 RETRY_S = 1.0
@@ -213,13 +213,6 @@ class ShardProcesses:
     def _leaving(self, nodes: Mapping[str, Leaving]) -> None:
         for shard in self._shards:
             shard.node_leaves(nodes)
-
-
-def calls_at_once(spec: JobSpec) -> int:
-    """Return how many calls a shard answers at once: each host of each island may have an offer pulled, twice over while
-    its island is replaced. If such pulls took all threads, those that end them would not be answered.
-    """
-    return CALLS_MIN + 2 * sum(section.hosts for section in spec.island_sections(slots=True).values())
 
 
 class RemoteShard:
@@ -577,6 +570,13 @@ def drained(items: queue.SimpleQueue[Answer]) -> list[Answer]:
             taken.append(items.get_nowait())
         except queue.Empty:
             return taken
+
+
+def one_shard(context: JobContext, files: JobFiles, channel: JobChannel, retrier: Retrier) -> ShardWorker:
+    """Return the worker of a job whose only shard is in this process."""
+    parameters = ParameterShard(files.journal, files.epoch, retrier.until_done)
+    local = LocalShard(parameters, channel.endpoint, OuterStep.of(context.spec.synchroniser))
+    return ShardWorker(context, [local], channel, cluster.node_memory)
 
 
 def several_shards(

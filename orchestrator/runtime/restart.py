@@ -10,21 +10,26 @@ job that broke leaves its story on disk first.
 from __future__ import annotations
 
 import logging
+import os
+import signal
 import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import ray
 from ray.exceptions import RayError
 
 from orchestrator.checkpoints.resumption import Resumption, begun
 from orchestrator.core.island_record import WITH_PROCESS, Island
+from orchestrator.core.saving import HandOver
 from orchestrator.core.vocabulary import Epoch, Instant, IslandId, IslandState, JobOutcome, JobPhase, JobPolicy
 from orchestrator.errors import (
     ConfigurationError,
+    Conflict,
     DataError,
     Fenced,
     FilesElsewhere,
@@ -35,7 +40,7 @@ from orchestrator.errors import (
 )
 from orchestrator.host import job_files, records
 from orchestrator.host.job_context import Timers
-from orchestrator.host.job_files import JobFiles, ShardJournals, mirror, open_files
+from orchestrator.host.job_files import HandOverNote, JobFiles, ShardJournals, mirror, open_files
 from orchestrator.host.last_known import last_known
 from orchestrator.host.retry import STORE_REFUSES, Retrier
 from orchestrator.host.state_view import StateView
@@ -47,9 +52,10 @@ from orchestrator.runtime.interpreter import Interpreter
 from orchestrator.runtime.salvaging import Survey
 from orchestrator.runtime.settings import synchroniser_name
 from orchestrator.runtime.supervision import Helper, SynchroniserFacts
-from orchestrator.specification.config import JobSpec
+from orchestrator.specification.config import JobSpec, parse_job
 from orchestrator.specification.policy_source import continued
 from orchestrator.status import JobStatus
+from orchestrator.system import release
 from orchestrator.system.disk import Disk, LocalDisk
 from orchestrator.system.mirror import JobObjects
 from orchestrator.system.object_store import open_store, require_header
@@ -65,6 +71,8 @@ log = logging.getLogger(__name__)
 PLACED = WITH_PROCESS - {IslandState.PLACING, IslandState.WAITING}
 CLOSE_TIMEOUT_S = 30.0
 UNLOCK_TIMEOUT_S = 10.0
+HAND_OVER_TIMEOUT_S = 10.0
+ENDED_WITHIN_S = 30.0
 LIVES_TIMEOUT_S = 60.0
 Result = TypeVar("Result")
 
@@ -122,8 +130,24 @@ def crash(
 
 
 def crash_at_start(job: str, spec: JobSpec, policy: JobPolicy, run_dir: Path, error: Exception) -> None:
-    """``crash`` for a job whose files cannot be gone on from. Its status is what they still say of how far it was."""
+    """``crash`` for a job whose files cannot be gone on from. Its status is what they still say of how far it was.
+
+    A job that is being handed over does not end by that: the release before goes on from the same files.
+    """
+    if is_handed_over(run_dir, error):
+        return
     crash(job, run_dir, error, (), lambda: last_known(run_dir, policy, time.time()).status(job, spec.name))
+
+
+def is_handed_over(run_dir: Path, error: Exception) -> bool:
+    """Return whether another release may go on where this one failed. What failed is noted for it."""
+    note = job_files.hand_over_noted(run_dir)
+    if note is None:
+        return False
+    log.critical("the job cannot be taken over", exc_info=error)
+    if note.build == str(release.own()):
+        job_files.note_hand_over(run_dir, replace(note, failure=in_words(error)))
+    return True
 
 
 def resumption_of(spec: JobSpec, run_dir: Path, roots: AllowedRoots) -> Resumption | None:
@@ -152,11 +176,14 @@ def policy_of(spec: JobSpec, regions: Mapping[str, str], run_dir: Path) -> JobPo
     return continued(spec.policy({**regions, **begun_in}, slots=True, standbys=True), header.policy)
 
 
-def disk_of(job: str, spec: JobSpec, regions: Mapping[str, str], run_dir: Path, store: str | None) -> Disk:
+def disk_of(
+    job: str, spec: JobSpec, regions: Mapping[str, str], run_dir: Path, store: str | None, *, has_begun: bool
+) -> Disk:
     """Return the disk for the job's files: this machine's, mirrored into ``store`` if the specification says so.
 
-    A mirrored job's files are in ``run_dir`` afterwards, wherever the synchroniser before ran, and that one is fenced. While
-    the store cannot be used, this waits. A job whose log is damaged ends here, as failed, with the story.
+    ``has_begun`` says that the job has run before; its controller may know that, too. A mirrored job's files are in
+    ``run_dir`` afterwards, wherever the synchroniser before ran, and that one is fenced. While the store cannot be used,
+    this waits. A job whose log is damaged ends here, as failed, with the story.
     """
     if not spec.synchroniser.durability.is_mirrored:
         return LocalDisk()
@@ -171,12 +198,8 @@ def disk_of(job: str, spec: JobSpec, regions: Mapping[str, str], run_dir: Path, 
 
     def take_over() -> None:
         require_header(opened)
-        if not has_log(objects) and (past := salvaging.past_of(job)) is not None and past.had_theta:
-            raise DataError(
-                detail=f"The store {opened.url} has nothing of job {job}, which has trained: the store was emptied or "
-                "exchanged. Put its content back, or submit the job again with `--resume` from a checkpoint."
-            )
-        disks.append(mirror(run_dir, objects, LocalDisk()))
+        is_lost = not has_log(objects) and (past := salvaging.past_of(job)) is not None and past.had_theta
+        disks.append(mirror(run_dir, objects, LocalDisk(), has_begun=has_begun or is_lost))
 
     try:
         _once_unlocked(lambda: Retrier().until_done(STORE_REFUSES, take_over))
@@ -202,7 +225,9 @@ def files_of(
     """
     try:
         return _once_unlocked(
-            lambda: open_files(run_dir, job, spec, policy, time.time(), folds, disk, journal_of_shards, epoch)
+            lambda: open_files(
+                run_dir, job, spec, policy, time.time(), folds, disk, journal_of_shards, epoch, str(release.own())
+            )
         )
     except InfrastructureError:
         raise  # another process writes the files, and this one has no business here
@@ -249,6 +274,36 @@ def introduced(controller: JobController, facts: SynchroniserFacts, *, had_theta
     return controller
 
 
+def rehearse(build: str, job: str, document: Mapping[str, Any], regions: Mapping[str, str], run_dir: str | None) -> str:
+    """Return the build of this process. If it is ``build``, it has replayed the job's tape, of which nothing is changed.
+
+    Raises DataError or ConfigurationError if this build cannot continue the job. Without ``run_dir`` nothing is read.
+    """
+    own = str(release.own())
+    if own == build and run_dir is not None:
+        job_files.rehearse(Path(run_dir), job, policy_of(parse_job(document), regions, Path(run_dir)))
+    return own
+
+
+def hand_over(job: str, run_dir: Path, effect: HandOver, controller: Helper[Controller]) -> None:
+    """Have the controller end this process, and make one of the other release. Returns only if it cannot.
+
+    Requires all decisions to be durable. A controller that does not answer leaves the job as it is. If this process is not
+    ended in time, it ends itself, and Ray makes it again.
+    """
+    try:
+        job_files.note_hand_over(run_dir, HandOverNote(str(release.own()), effect.build))
+        call = controller.call(Controller.replace_synchroniser, effect.build, effect.python)
+        ray.get(call, timeout=HAND_OVER_TIMEOUT_S)
+    except (RayError, TimeoutError, OSError, Conflict) as error:
+        log.warning("the synchroniser of %s does not hand over: %s", job, in_words(error))
+        job_files.end_hand_over(run_dir)
+        return
+    time.sleep(ENDED_WITHIN_S)
+    log.warning("nothing has ended this process: it ends itself")
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 def clock(files: JobFiles, run_dir: Path) -> tuple[float, Callable[[], Instant]]:
     """Return when the job was created (Unix seconds), and the clock of the time since then, which never runs back."""
     started_at = files.header.started_at
@@ -258,12 +313,18 @@ def clock(files: JobFiles, run_dir: Path) -> tuple[float, Callable[[], Instant]]
 
 
 def reconnect(
-    past: Recovered, state: StateView, interpreter: Interpreter, timers: Timers, controller: Helper[Controller]
+    job: str,
+    past: Recovered,
+    state: StateView,
+    interpreter: Interpreter,
+    timers: Timers,
+    controller: Helper[Controller],
 ) -> None:
     """Keep the deadlines that were set, listen to every process that lives, and have those ended that are over.
 
-    Called before anything that is decided anew is done, and does not wait for the controller.
+    Called before anything that is decided anew is done, and does not wait for the controller. Other builds let the job go.
     """
+    controllers.take_from_others(job)
     for timer in past.pending.timers:
         timers.set(timer.timer, timer.serial, timer.due_at)
     islands = state.islands()

@@ -60,6 +60,8 @@ from orchestrator.system.run_folder import JOURNAL, SHARDS
 
 log = logging.getLogger(__name__)
 LOCK_TIMEOUT_S = 10.0
+CALLS_MIN = 64
+"""Calls that a shard answers at once, beside the pulls of offers."""
 RETRY_S, LOOK_S = 0.2, 0.5
 Answer = TypeVar("Answer")
 
@@ -433,6 +435,13 @@ class ShardActor:
 
     def _arrived(self, state: CarriedState) -> FragmentState:
         return arrived_state(self._endpoint, state)
+
+
+def calls_at_once(spec: JobSpec) -> int:
+    """Return how many calls a shard answers at once: each host of each island may have an offer pulled, twice over while
+    its island is replaced. If such pulls took all threads, those that end them would not be answered.
+    """
+    return CALLS_MIN + 2 * sum(section.hosts for section in spec.island_sections(slots=True).values())
 
 
 def _locked(path: Path) -> Any:

@@ -34,8 +34,8 @@ from ray.exceptions import ActorDiedError, ActorUnschedulableError, RayError
 from orchestrator.actors import ActorHandle, SynchroniserInterface
 from orchestrator.checkpoints.writing import newest_number
 from orchestrator.core.vocabulary import Incarnation, IslandId, Life
-from orchestrator.errors import first_line
-from orchestrator.runtime import cluster
+from orchestrator.errors import Conflict, first_line
+from orchestrator.runtime import cluster, worker
 from orchestrator.runtime.nodes import NodeWatch
 from orchestrator.runtime.settings import CONTROL_GROUP, GROUP_LABEL, SYNCHRONISER_OPTIONS, synchroniser_name
 from orchestrator.specification.config import JobSpec
@@ -53,6 +53,9 @@ WAIT_FIRST_S, WAIT_MAX_S = 1.0, 60.0
 DOUBLINGS_MAX = 6
 SYNCHRONISER_CLASS = "orchestrator.runtime.synchroniser_actor:SynchroniserActor"
 MOVE_RETRY_S = 0.1
+PROCESS_WITHIN_S = 60.0
+READ_WITHIN_S = 600.0
+"""A synchroniser of another release replays the whole tape: it cannot use the snapshot of this one."""
 
 ActorT = TypeVar("ActorT")
 Arguments = ParamSpec("Arguments")
@@ -322,9 +325,10 @@ class Past:
 
 
 class SynchroniserKeeper:
-    """Makes a job's synchroniser again on another node of its groups once its own node is down.
+    """Makes a job's synchroniser again: elsewhere once its own node is down, and in another release when it hands over.
 
-    If the new node sees the run folder, the job continues from it, and else from what its islands hold (``salvaging``).
+    If another node sees the run folder, the job continues from it, and else from what its islands hold (``salvaging``). A
+    release that cannot start its synchroniser has changed nothing, and this one goes on.
     """
 
     def __init__(self, job: str, spec: JobSpec, run_dir: str, roots: AllowedRoots, nodes: NodeWatch) -> None:
@@ -382,6 +386,70 @@ class SynchroniserKeeper:
             self._moving, self._node = True, ""
             threading.Thread(target=copy_context().run, args=(self._move,), name="move", daemon=True).start()
 
+    def replace(self, build: str, python: str) -> None:
+        """End the synchroniser, and make one of the release ``build`` on its node. Returns at once."""
+        if self._moving or self._closed.is_set():
+            raise Conflict(detail="The synchroniser is being made again already.")
+        self._moving = True
+        threading.Thread(
+            target=copy_context().run, args=(self._replace, build, python), name="replace", daemon=True
+        ).start()
+
+    def _replace(self, build: str, python: str) -> None:
+        log.warning("the synchroniser hands over to one of %s", build)
+        began, node, of_release = time.monotonic(), self._node, worker.of_release(build, python)
+        try:
+            self._insist(lambda: self._end() or None)
+            self._insist(lambda: self._made_on(node, of_release))
+            if why := self._why_not_begun():
+                log.warning("the synchroniser of %s does not start, and this release goes on: %s", build, why)
+                self._insist(lambda: self._end() or None)
+                self._insist(lambda: self._made_on(node, {}))
+            else:
+                log.warning("the synchroniser of %s is there, %.1f s later", build, time.monotonic() - began)
+        finally:
+            self._moving = False
+
+    def _insist(self, work: Callable[[], Answer | None]) -> None:
+        """Do the work until it returns something, or this keeper is closed. The cluster may be away."""
+        trouble = ""
+        while not self._closed.is_set():
+            try:
+                with self._making:
+                    if self._closed.is_set() or work() is not None:
+                        return
+            except Exception as error:
+                reason = f"{type(error).__name__}: {first_line(error)}"
+                if reason != trouble:
+                    log.warning("the synchroniser cannot be made again yet: %s", reason, exc_info=error)
+                trouble = reason
+            self._closed.wait(MOVE_RETRY_S)
+
+    def _made_on(self, node: str, of_release: Mapping[str, Any]) -> ActorHandle[SynchroniserInterface]:
+        """Ask for the synchroniser on this node, or where there is no such node any more, on one of its groups."""
+        where = cluster.on_groups(self._name, self._groups, node)
+        return self._asked_for({**where, **of_release})
+
+    def _why_not_begun(self) -> str:
+        """Wait until the synchroniser has read its files. Return why it could not; empty if it has."""
+        give_up_at = time.monotonic() + PROCESS_WITHIN_S
+        while not self._closed.is_set():
+            actor = cluster.actor_named(self._name)
+            if actor is None:
+                return "its process ended as it started"
+            begun = actor.ray_handle.__ray_ready__.remote()
+            has_process = cluster.address_of(actor) is not None
+            try:
+                ray.get(begun, timeout=READ_WITHIN_S if has_process else LOOK_S)
+            except (RayError, TimeoutError) as error:
+                if has_process or not isinstance(error, TimeoutError):
+                    return first_line(error)
+                if time.monotonic() > give_up_at:
+                    return f"no process of it started within {PROCESS_WITHIN_S:.0f} s"
+            else:
+                return ""
+        return ""
+
     def close(self) -> None:
         """Make nothing from now on: the job ends, or another controller has it."""
         with self._making:
@@ -427,10 +495,23 @@ class SynchroniserKeeper:
                 **cluster.on_head(self._name),
                 "label_selector": {GROUP_LABEL: group, **self._nodes.selector()},
             }
-            spec, run_dir = self._facts
-            kind: Callable[..., SynchroniserInterface] = cluster.actor_class(SYNCHRONISER_CLASS)
-            regions, cordoned, store, _ = self._noted
-            facts = (self._job, spec, regions, run_dir, cordoned, self._roots, store)
-            cluster.start_actor(kind, {**where, **SYNCHRONISER_OPTIONS}, *facts)
+            self._asked_for(where)
             log.warning("the synchroniser is placed on %s", group)
         return False
+
+    def _asked_for(self, where: Mapping[str, Any]) -> ActorHandle[SynchroniserInterface]:
+        spec, run_dir = self._facts
+        kind: Callable[..., SynchroniserInterface] = cluster.actor_class(SYNCHRONISER_CLASS)
+        regions, cordoned, store, _ = self._noted
+        # plain data: another release may have other classes
+        facts = (
+            self._job,
+            spec.model_dump(mode="json"),
+            regions,
+            run_dir,
+            cordoned,
+            self._roots,
+            store,
+            self.had_theta,
+        )
+        return cluster.start_actor(kind, {**where, **SYNCHRONISER_OPTIONS}, *facts)

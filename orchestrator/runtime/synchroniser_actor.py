@@ -17,7 +17,8 @@ import logging
 import sys
 import threading
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -43,7 +44,8 @@ from orchestrator.core.commands import (
     island_of,
     kind_of,
 )
-from orchestrator.core.faults import Fault, IslandFault
+from orchestrator.core.faults import IslandFault
+from orchestrator.core.saving import HandOver
 from orchestrator.core.synchroniser import Synchroniser
 from orchestrator.core.vocabulary import (
     CommandId,
@@ -51,7 +53,6 @@ from orchestrator.core.vocabulary import (
     Incarnation,
     Instant,
     IslandId,
-    IslandState,
     JobPhase,
     JobPolicy,
     Life,
@@ -62,36 +63,34 @@ from orchestrator.host import job_files, records
 from orchestrator.host.checkpoint_writer import CheckpointWriter
 from orchestrator.host.job_context import EventQueue, JobContext, Timers
 from orchestrator.host.job_files import JobFiles
-from orchestrator.host.line_traffic import by_region, pause_reason
+from orchestrator.host.line_traffic import by_region, trouble_of
 from orchestrator.host.retry import (
-    RUN_FOLDER_REFUSES,
     TAPE_REFUSES,
     NoSync,
     PeriodicSync,
     Retrier,
     RetryingSink,
     SnapshotWriter,
-    only_full,
+    left_undone,
+    store_status,
     tape_sync_of,
 )
 from orchestrator.host.state_view import CommandTable, StateView, pending_command, recovered_commands
-from orchestrator.parameters.outer_state import OuterStep
-from orchestrator.parameters.shard import ParameterShard
-from orchestrator.runtime import cluster, faults, restart, salvaging
+from orchestrator.runtime import faults, restart, salvaging
 from orchestrator.runtime.carried_parts import SavedWindows
 from orchestrator.runtime.controller import Controller
 from orchestrator.runtime.controllers import controller_of
 from orchestrator.runtime.evaluation import Evaluation
 from orchestrator.runtime.interpreter import Interpreter, Workers
-from orchestrator.runtime.remote_shard import ShardProcesses, several_shards
+from orchestrator.runtime.remote_shard import ShardProcesses, one_shard, several_shards
 from orchestrator.runtime.salvaging import Survey
-from orchestrator.runtime.shard_worker import JobChannel, LocalShard, ShardWorker
+from orchestrator.runtime.shard_worker import JobChannel
 from orchestrator.runtime.supervision import Helper, Supervisor, SynchroniserFacts
 from orchestrator.simulation.advice import advice
-from orchestrator.specification.config import JobSpec
-from orchestrator.status import CoreStatus, FragmentNorms, JobStatus, LinesStatus, StatusDocument
+from orchestrator.specification.config import JobSpec, parse_job
+from orchestrator.status import FragmentNorms, JobStatus, LinesStatus, StatusDocument
 from orchestrator.status import Helper as HelperStatus
-from orchestrator.system import logbook
+from orchestrator.system import logbook, release
 from orchestrator.system.mirror import MirroredDisk
 from orchestrator.system.roots import AllowedRoots
 from orchestrator.system.run_folder import DUMP, RESUMED, SNAPSHOT, SPECIFICATION
@@ -114,15 +113,23 @@ class SynchroniserActor:
     def __init__(
         self,
         job: str,
-        spec: JobSpec,
+        spec: Mapping[str, Any],
         regions: dict[str, str],
         run_dir: str,
         cordoned: dict[str, str],
         roots: AllowedRoots,
         store: str | None = None,
+        has_begun: bool = False,
     ) -> None:
-        self._live = open_job(job, spec, regions, Path(run_dir), roots, store, cordoned)
-        self._live.start(cordoned)
+        folder, is_trial = Path(run_dir), job_files.hand_over_noted(Path(run_dir)) is not None
+        try:
+            self._live = open_job(job, parse_job(spec), regions, folder, roots, store, cordoned, has_begun=has_begun)
+            self._live.start(cordoned)
+        except Exception as error:
+            restart.is_handed_over(folder, error)  # the release before says why
+            raise
+        if is_trial:
+            self._live.begun.result()  # raises what keeps this release from going on
 
     def ready(self) -> bool:
         return True
@@ -151,16 +158,18 @@ def open_job(
     roots: AllowedRoots,
     store: str | None = None,
     cordoned: Mapping[str, str] = MappingProxyType({}),
+    *,
+    has_begun: bool = False,
 ) -> LiveJob:
     """Open or recover the job's files, and connect the parts of its process. No event is handed over yet.
 
-    ``store`` is the URL of the service's, in which a mirrored job has its log. Raises what ``restart.disk_of`` and
-    ``restart.files_of`` raise.
+    ``store`` is the URL of the service's, in which a mirrored job has its log, and ``has_begun`` that there must be one.
+    Raises what ``restart.disk_of`` and ``restart.files_of`` raise.
     """
     roots = roots.with_run(run_dir)
     logbook.keep(logbook.service_logbook(run_dir, "synchroniser"))
     log.info("the synchroniser of %s begins", job)
-    disk = restart.disk_of(job, spec, regions, run_dir, store)
+    disk = restart.disk_of(job, spec, regions, run_dir, store, has_begun=has_begun)
     mirror = disk if isinstance(disk, MirroredDisk) else None
     policy = restart.policy_of(spec, regions, run_dir)
     resumption = restart.resumption_of(spec, run_dir, roots)
@@ -202,7 +211,7 @@ def open_job(
     channel = JobChannel(context)
     sync_tape = partial(retrier.until_done, TAPE_REFUSES, files.tape.sync)
     shard = (
-        _one_shard(context, files, channel, retrier)
+        one_shard(context, files, channel, retrier)
         if shards is None
         else several_shards(context, shards, channel, supervisor, sync_tape)
     )
@@ -227,6 +236,7 @@ def open_job(
         workers,
         resolve=commands.resolve,
         finish=lambda effect: live.finish(effect),
+        hand_over=lambda effect: live.hand_over(effect),
         announced=state.announcement,
     )
     live = LiveJob(
@@ -254,13 +264,6 @@ def open_job(
         start_facts=start_facts,
     )
     return live
-
-
-def _one_shard(context: JobContext, files: JobFiles, channel: JobChannel, retrier: Retrier) -> ShardWorker:
-    """Return the worker of the shard in this process."""
-    parameters = ParameterShard(files.journal, files.epoch, retrier.until_done)
-    local = LocalShard(parameters, channel.endpoint, OuterStep.of(context.spec.synchroniser))
-    return ShardWorker(context, [local], channel, cluster.node_memory)
 
 
 @dataclass(eq=False, kw_only=True)
@@ -294,6 +297,7 @@ class LiveJob:
     survey: Survey | None = None
     noticed: set[Life] = field(default_factory=set)
     missing_on_head: str = ""
+    begun: Future[None] = field(default_factory=Future)
     last_status: JobStatus = field(init=False)
 
     def start(self, cordoned: Mapping[str, str]) -> None:
@@ -353,20 +357,20 @@ class LiveJob:
         with self.state.unchanged(STATUS_TIMEOUT_S) as held:
             if held:
                 self.last_status = self._status(self.context.now())
-        of_store = self.mirror.trouble if self.mirror is not None else None
-        troubles = (self.retrier.trouble or of_store, self.workers.shard.trouble)
-        trouble = "; ".join(filter(None, troubles)) or None
-        last, lines, shards = self.last_status, self._line_status(), self.workers.shard.statuses()
+        store = store_status(self.mirror) if self.mirror is not None else None
+        of_disk = "; ".join(filter(None, (self.retrier.trouble, self.workers.shard.trouble))) or None
+        trouble = store.trouble if store is not None and store.trouble else of_disk
+        last, lines = self.last_status, self._line_status()
         of_nodes = [HelperStatus.model_validate(one) for one in self.workers.controller.said or ()]
-        now = {"disk_trouble": trouble, "lines": lines, "helpers": [*self.supervisor.statuses(), *of_nodes]}
-        pause = trouble or self.missing_on_head or last.view.pause_reason or self._line_trouble(last.view, lines)
-        return last.with_view(pause_reason=pause).model_copy(update=now | {"shards": shards}).document()
-
-    def _line_trouble(self, view: CoreStatus, lines: LinesStatus) -> str | None:
-        if view.phase != "running":
-            return None
-        training = [island.island for island in view.islands if island.state == IslandState.TRAINING]
-        return pause_reason(lines.islands, training, view.quorum)
+        now = {
+            "disk_trouble": of_disk if trouble is of_disk else None,
+            "store": store,
+            "lines": lines,
+            "shards": self.workers.shard.statuses(),
+            "helpers": [*self.supervisor.statuses(), *of_nodes],
+        }
+        pause = trouble or self.missing_on_head or last.view.pause_reason or trouble_of(last.view, lines)
+        return last.with_view(pause_reason=pause, build=str(release.own())).model_copy(update=now).document()
 
     def submit(self, command: str, caller: str, document: Mapping[str, Any]) -> None:
         """Queue the command that ``document`` is the plain form of; its outcome appears among the status's commands.
@@ -413,7 +417,7 @@ class LiveJob:
 
     def _submit(self, command: CommandId, caller: str, request: Command) -> None:
         names, island = self.state.island_ids, island_of(request)
-        fault = self._fault_of(request) if isinstance(request, Inject) else None
+        fault = faults.typed(self.context.job, request) if isinstance(request, Inject) else None
         needs_island = isinstance(request, IslandCommand) or isinstance(fault, IslandFault)
         if needs_island and island not in names:
             remedy = f"Its islands are {', '.join(names)}."
@@ -425,13 +429,6 @@ class LiveJob:
             for_the_core = self.chaos.inject(command, caller, fault)
         if for_the_core is not None:
             self.context.post(lambda at: events.CommandRequested(at, command, caller, for_the_core))
-
-    def _fault_of(self, request: Inject) -> Fault:
-        """Return the fault of a command, which may come from a later build. Raises Conflict for an unknown one."""
-        if request.fault not in faults.NAMES:
-            detail = f"The synchroniser of job {self.context.job} does not know the fault {request.fault!r}."
-            raise Conflict(detail=detail, remedy=f"It knows {', '.join(sorted(faults.NAMES))}.")
-        return request.typed()
 
     def _noted(self, command: str, caller: str, request: Command) -> bool:
         """Note the command and return whether it is new. Raises Conflict if the job has ended."""
@@ -454,6 +451,9 @@ class LiveJob:
             self._close()
             self.files.tape.let_go()
         except Exception as error:
+            if not self.begun.done() and restart.is_handed_over(self.context.run_dir, error):
+                self.begun.set_exception(error)  # nothing rests on this process yet: the release before goes on
+                return
             close = (self._close, self.files.tape.close)
             restart.crash(
                 self.context.job, self.context.run_dir, error, close, lambda: self._status(self.context.now())
@@ -467,7 +467,10 @@ class LiveJob:
         """
         decided = [effect for _ in self.files.first_events for effect in self._step()]
         self.retrier.until_done(TAPE_REFUSES, self.files.tape.sync)
-        restart.reconnect(past, self.state, self.interpreter, self.workers.timers, self.workers.controller)
+        job_files.end_hand_over(self.context.run_dir)
+        self.begun.set_result(None)
+        job, workers = self.context.job, self.workers
+        restart.reconnect(job, past, self.state, self.interpreter, workers.timers, workers.controller)
         for effect in decided:
             self.interpreter.act(effect)
 
@@ -500,6 +503,11 @@ class LiveJob:
         self.tape_sync.close()
         self.interpreter.close()
 
+    def hand_over(self, effect: HandOver) -> None:
+        """End this process for one of another release, once all that was decided is durable. Returns only if that fails."""
+        self.retrier.until_done(TAPE_REFUSES, self.files.tape.sync)
+        restart.hand_over(self.context.job, self.context.run_dir, effect, self.workers.controller)
+
     def finish(self, effect: f.FinishJob | None = None) -> None:
         """Write the job's files, then end every actor of the job, this one included. A job that has ended is ended again."""
         if effect is not None:
@@ -509,11 +517,14 @@ class LiveJob:
             self._close()
             restart.end_job(self.context.job, partial(setattr, self, "missing_on_head"))
             return
-        problems = [self._left("its parameters", self._leave_parameters), self._left("its report", self._leave_report)]
+        problems = [
+            left_undone(self.retrier, "its parameters", self._leave_parameters),
+            left_undone(self.retrier, "its report", self._leave_report),
+        ]
         with self.state.unchanged():
             status = self._status(self.context.now())
         status = status.with_view(reason="; ".join(reason for reason in (status.view.reason, *problems) if reason))
-        self._left("its final state", lambda: records.write_status(self.context.run_dir, status))
+        left_undone(self.retrier, "its final state", lambda: records.write_status(self.context.run_dir, status))
         self._close()
         if not problems[0]:  # else the journal is all that there is of Θ
             for what, work in (("journal", self.files.journal.clear), ("snapshot", self.snapshots.close)):
@@ -527,15 +538,6 @@ class LiveJob:
             except Exception as error:  # the store keeps a journal that nobody needs
                 log.warning("the end of the job is not in the store: %s", in_words(error))
         restart.end_job(self.context.job, partial(setattr, self, "missing_on_head"))
-
-    def _left(self, what: str, work: Callable[[], None]) -> str:
-        """``work`` is done, once a full disk has room again; else why it could not be: no reason to call the job failed."""
-        try:
-            self.retrier.until_done(RUN_FOLDER_REFUSES, lambda: only_full(work))
-        except Exception as error:
-            log.exception("%s could not be written", what)
-            return f"{what} could not be written ({in_words(error)})"
-        return ""
 
     def _leave_parameters(self) -> None:
         outcome = self.state.outcome

@@ -6,6 +6,14 @@
 cloud machines with TPUs who they are, and ``jsonschema``, which looks at runtime environments. Here they are imported when
 somebody first uses them. Source: ``import ray`` of Ray 2.60, 0.29 s of processor time instead of 0.40.
 
+An actor of a job that was upgraded may run in another release than its node (``of_release``):
+
+    python -m orchestrator.runtime.worker --release BUILD PYTHON -m orchestrator.runtime.worker PROGRAM OPTION ...
+
+becomes that interpreter if the node's own release is older, and if this machine has it. Ray adds what follows PYTHON. What
+such an actor starts on another machine begins in the same way, so it runs in the newer of the job's release and that of
+its node.
+
 The title of the process, which `ps` shows, ends with the name of its actor (``ray::Island.reports demo-3ef8s:asia:2``).
 Ray's own titles have the class alone, which is the same for every job and island.
 """
@@ -14,7 +22,9 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 import runpy
+import shlex
 import sys
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -22,11 +32,15 @@ from types import ModuleType
 from typing import Any
 
 from orchestrator.runtime import fork_server
+from orchestrator.system import python_process, release
 
 MODULE = "orchestrator.runtime.worker"
 RAY_PROGRAM = "default_worker.py"
 IDLE = "ray::IDLE"
 LATE = ("requests", "jsonschema")
+RELEASE = "--release"
+NODE_PYTHON = "ATOLL_NODE_PYTHON"
+"""The variable with the interpreter of a node, in the environment of its processes."""
 
 
 class LateModule(ModuleType):
@@ -61,10 +75,30 @@ def name_titles() -> None:
     ray_worker._changeproctitle = change_named_title
 
 
+def of_release(build: str, python: str) -> dict[str, Any]:
+    """Return Ray's option for an actor, or a task, that runs in the release ``build``, by this interpreter."""
+    starts = " ".join(map(shlex.quote, [*python_process.running(MODULE), RELEASE, build, python]))
+    return {"runtime_env": {"py_executable": f'"${NODE_PYTHON}" {starts}'}}
+
+
+def become_release(build: str, python: str, arguments: list[str]) -> None:
+    """Replace this process by one of that interpreter, unless this release is as new, or the machine does not have it.
+
+    ``arguments`` are the interpreter's.
+    """
+    wanted, own = release.Build.parse(build), release.own()
+    if wanted is not None and release.is_older(own, wanted) and os.access(python, os.X_OK):
+        python_process.become([python, *arguments])
+
+
 def main() -> None:
+    arguments = sys.argv[1:]
+    if arguments[0] == RELEASE:
+        _, build, python, *arguments = arguments
+        become_release(build, python, arguments)
+        arguments = arguments[arguments.index(MODULE) + 1 :]
     for name in LATE:
         import_late(name)
-    arguments = sys.argv[1:]
     if Path(arguments[0]).name == RAY_PROGRAM:
         wanted = fork_server.as_worker(arguments)
         if wanted is None:

@@ -241,6 +241,9 @@ class World:
     def restore_fragments(self, effect: saving.RestoreFragments) -> None:
         """Do nothing: a job without checkpoints cannot roll back."""
 
+    def hand_over(self, effect: saving.HandOver) -> None:
+        """Do nothing: this world has one release, and no checkpoints."""
+
     def finish_job(self, effect: f.FinishJob) -> None:
         self.finished = effect
 

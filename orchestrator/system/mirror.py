@@ -28,6 +28,7 @@ from orchestrator.system.disk import Disk, HeldFile
 from orchestrator.system.object_store import ObjectStore, open_store, remedy_of
 from orchestrator.system.run_folder import SHARDS, STATUS
 from orchestrator.system.store_log import (
+    DELETED,
     NEWEST,
     REQUESTS_MAX,
     SCHEMA,
@@ -88,7 +89,7 @@ class LogWriter:
     ) -> None:
         self._store, self._files, self._writer = store, files, writer
         self._requests, self._background = requests, background
-        self._noting, self._flushing = threading.Lock(), threading.Lock()
+        self._noting, self._flushing, self._counting = threading.Lock(), threading.Lock(), threading.Lock()
         self._noted: list[Operation] = []
         self._sizes = {path: size_of(extents) for path, extents in files.files.items()}
         self._noted_count = self._durable_count = 0
@@ -104,6 +105,7 @@ class LogWriter:
         self._dropped: set[str] = set()
         self.on_fenced: Callable[[Fenced], None] = lambda _: None
         self.puts = self.put_bytes = 0
+        self.put_seconds, self.refusal = 0.0, ""
         self._waiting_since: float | None = None
         self._pieces_since: dict[str, float] = {}
 
@@ -228,7 +230,7 @@ class LogWriter:
         name = log_name(self._files.segment + 1)
         self._waiting_since = time.monotonic()
         try:
-            self._store.create(name, content)
+            self._timed_put(name, content)
         except FileExistsError:
             there = content_or_none(self._store, name)
             if there is None:
@@ -239,7 +241,6 @@ class LogWriter:
                 self._be_fenced()
         finally:
             self._waiting_since = None
-        self.puts, self.put_bytes = self.puts + 1, self.put_bytes + len(content)
         before: set[str] = set()
         if any(operation.kind != "append" for operation in operations):
             of_these = (extent for operation in operations for extent in operation.content)
@@ -272,11 +273,25 @@ class LogWriter:
         """Put an object. ``name`` is new in each attempt: where it is unknown whether an object was made, it is not used."""
         self._pieces_since[name] = time.monotonic()
         try:
-            self._store.create(name, content)
+            self._timed_put(name, content)
         finally:
             del self._pieces_since[name]
-        self.puts, self.put_bytes = self.puts + 1, self.put_bytes + len(content)
         return Piece(name, len(content), digest_of(content), len(content))
+
+    def _timed_put(self, name: str, content: bytes) -> None:
+        """Create an object and count it. ``refusal`` says why the last put failed; empty once one succeeds."""
+        began = time.monotonic()
+        try:
+            self._store.create(name, content)
+        except FileExistsError:
+            raise
+        except OSError as error:
+            self.refusal = error.strerror or str(error)
+            raise
+        seconds = time.monotonic() - began
+        with self._counting:
+            self.puts, self.put_bytes = self.puts + 1, self.put_bytes + len(content)
+            self.put_seconds, self.refusal = self.put_seconds + seconds, ""
 
     # ── retention ─────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -453,10 +468,12 @@ class MirroredDisk:
 
     @property
     def trouble(self) -> str | None:
-        """Return what the store has not done for a while, or None."""
+        """Return what the store refuses, or has not done for a while, or None."""
         since = self.writer.waiting_since
         waited = time.monotonic() - since if since is not None else 0.0
-        return f"the store {self.writer.url} has not answered for {waited:.0f} s" if waited > SLOW_S else None
+        if waited > SLOW_S:
+            return f"the store {self.writer.url} has not answered for {waited:.0f} s"
+        return self.writer.refusal or None
 
     def _name(self, path: Path) -> str:
         return path.relative_to(self._folder).as_posix()
@@ -518,6 +535,17 @@ class JobObjects:
 
     def delete(self, names: Iterable[str]) -> None:
         self._store.delete(self._prefix + name for name in names)
+
+
+def delete_log(store: ObjectStore, job: str) -> None:
+    """Remove the log of a job that was deleted. Raises OSError, and may be repeated.
+
+    The mark stays for `atoll store gc`, which removes what is left then: a listing may be stale, and a synchroniser that was
+    believed dead may still write.
+    """
+    objects = JobObjects(store, job)
+    objects.put(DELETED, b"")
+    objects.delete(name for name in objects.sizes() if name != DELETED)
 
 
 def refuse_to_leave_logs(runs: Path, before: str | None, url: str) -> None:

@@ -50,6 +50,11 @@ def set_variables(variables: Mapping[str, str]) -> None:
         jax.config.update("jax_platforms", variables["JAX_PLATFORMS"])
 
 
+def interpreter() -> str:
+    """Return the path of this process's interpreter, with which another process can run this release."""
+    return sys.executable
+
+
 def module(name: str, *arguments: str) -> list[str]:
     """The command line that runs a module, as ``python -m`` does."""
     return [sys.executable, *running(name), *arguments]

@@ -12,6 +12,8 @@ of an upgrade is in docs/guide/upgrade.md.
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
+from functools import cache
 from typing import NamedTuple, Self
 
 LABEL = "atoll-build"
@@ -36,11 +38,47 @@ class Build(NamedTuple):
         return f"{self.release}_w{self.wire}"
 
 
+@cache
 def own() -> Build:
     """Return the build of this process."""
     import importlib.metadata  # late: most commands do not need it, and it imports much
 
     return Build(importlib.metadata.version("atoll").replace("+", "-"), WIRE)
+
+
+def is_older(one: Build, other: Build) -> bool:
+    """Return whether ``one`` comes before ``other``. A release may have letters behind its numbers, which do not count."""
+    return _numbers(one.release) < _numbers(other.release)
+
+
+def upgrade_refusal(job: str, own: Build, others: Collection[tuple[str, str]]) -> str | None:
+    """Return why a job of the build ``job`` cannot be upgraded to ``own``, with the remedy, or None if it can.
+
+    ``others`` are the places that the job's synchroniser speaks with, each with the build that its nodes name.
+    """
+    before = Build.parse(job)
+    if before == own:
+        return f"it runs as {own} already. Start the service of a newer release first."
+    if before is None:
+        return f"its synchroniser does not name its release. Restart head and nodes with atoll {own.release} instead."
+    if not is_older(before, own):
+        return (
+            f"it runs as {before}, and this service is {own}, which is not newer. Start the service of a newer release."
+        )
+    for place, name in others:
+        build = Build.parse(name)
+        if build is None:
+            return f"{place} does not name its release. Restart it with atoll {before.release} or {own.release}."
+        if build.wire != own.wire:
+            return (
+                f"{place} has {build}, which does not understand {own}: their wire numbers differ. Restart head and nodes "
+                f"with atoll {own.release} instead."
+            )
+        if _distance(build.release, own.release) > MINOR_DISTANCE_MAX:
+            return (
+                f"{place} has {build}, more than one minor release from {own}. Restart it with a release between first."
+            )
+    return None
 
 
 def refusal(node: Build, head: Build) -> str | None:
@@ -58,10 +96,10 @@ def refusal(node: Build, head: Build) -> str | None:
 
 def _distance(one: str, other: str) -> int:
     """Return how many minor releases lie between two releases; a major release is further than any of them."""
-    (major, minor), (other_major, other_minor) = _numbers(one), _numbers(other)
+    (major, minor, _), (other_major, other_minor, _) = _numbers(one), _numbers(other)
     return abs(minor - other_minor) if major == other_major else MINOR_DISTANCE_MAX + 1
 
 
-def _numbers(release: str) -> tuple[int, int]:
-    parts = re.match(r"(\d+)(?:\.(\d+))?", release)
-    return (0, 0) if parts is None else (int(parts[1]), int(parts[2] or 0))
+def _numbers(release: str) -> tuple[int, int, int]:
+    parts = re.match(r"(\d+)(?:\.(\d+))?(?:\.(\d+))?", release)
+    return (0, 0, 0) if parts is None else (int(parts[1]), int(parts[2] or 0), int(parts[3] or 0))

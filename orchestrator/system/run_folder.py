@@ -38,6 +38,7 @@ JOURNAL = "journal"
 SHARDS = "shards"
 BOOT = "boot"
 SALVAGING = "salvaging"
+HANDOVER = "handover.json"
 CLOCK = "clock.json"
 LOGS = "logs"
 ISLAND_LOGS = "islands"
@@ -244,6 +245,12 @@ FILES = (
         "on the head: the epoch in which the tape begins that is copied from the synchroniser's machine",
         "before the first copy",
         _SYSTEM,
+    ),
+    RunFile(
+        HANDOVER,
+        "the release that is to go on, while `atoll upgrade` replaces the synchroniser",
+        "before the old synchroniser ends, until the next one goes on",
+        "synced",
     ),
     RunFile(PARAMETERS, "Θ at the end, float32", "at the job's end", "synced before `status.json`"),
     RunFile(REPORT, "the report for programs", "at the job's end", "synced before `status.json`"),

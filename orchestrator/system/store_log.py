@@ -5,6 +5,7 @@
     JOB/base/NNNNNNNNNNNN     the files as they are after that segment, so that older segments can go
     JOB/next/NNNNNNNNNNNN     the base that follows this one; of base 0, which has no files, the first
     JOB/newest                a base that was the newest once: where to begin
+    JOB/deleted               the job was deleted: nothing here is needed any more
 
 **One writer.** A writer begins by creating the segment that its predecessor would write next (*its claim*). Creating is
 exclusive, so the predecessor cannot write another word: it finds that segment under its own number and is fenced. No clock
@@ -140,6 +141,7 @@ def next_name(number: int) -> str:
 
 
 NEWEST = "newest"
+DELETED = "deleted"
 
 
 def encode(segment: Segment) -> bytes:
@@ -478,8 +480,11 @@ def superfluous(store: ObjectStore, readers: Executor) -> dict[str, int]:
 
     Objects are listed before the log is read: each listed object's writer has its claim in the log by then. Objects of a
     writer that is fenced are needed no more once the newest base is its successor's, for the fenced one can add none then.
+    Nothing of a deleted job is needed.
     """
     listed = store.sizes("")
+    if DELETED in listed:
+        return listed
     files = read_files(store, readers)
     newest_claim = max(files.claims, default=0)
     raw = content_or_none(store, log_name(newest_claim))

@@ -62,6 +62,9 @@ class Clockwork:
     def begin(self, runs: Path) -> None:
         """Do nothing: there is one machine."""
 
+    def delete_log(self, job_id: str) -> None:
+        pass
+
     def has_store(self) -> bool:
         return (self._folder / "store").exists()
 
@@ -88,6 +91,7 @@ class Clockwork:
         run_dir: Path,
         cordoned: Mapping[str, str] = MappingProxyType({}),
         roots: AllowedRoots = NOTHING_MORE,
+        last_known: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         if (self._folder / "log-store-is-down").exists():
             raise LogStoreUnavailable(detail="the store memory cannot be reached.")

@@ -242,3 +242,61 @@ def test_checkpoints_by_merges_wait_as_well_and_the_end_of_a_job_is_no_failure()
     assert all_of(saving.BeginCheckpoint, story.offers_fragment("a", 0)), "it is overdue"
     story.command("c9", commands.Cancel())
     assert story.core.state.checkpoints.failures == FAILURES_AT_ONCE
+
+
+# ── upgrades ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+UPGRADE = commands.Upgrade("0.2.0_w1", "/opt/atoll-0.2.0/bin/python")
+
+
+def test_an_upgrade_hands_over_once_its_checkpoint_is_complete_and_is_answered_then() -> None:
+    story = Story("ab")
+    story.starts("a", "b")
+    begun = story.command("up", UPGRADE)
+    assert the(saving.BeginCheckpoint, begun).checkpoint == 1
+    assert not all_of(ResolveCommand, begun)
+    saves(story, "a")
+    saves(story, "b")
+    taken = story.happen(saving.CheckpointTaken, 1, 1000, 0.5)
+    assert the(ResolveCommand, taken).accepted
+    assert the(saving.HandOver, taken) == saving.HandOver("up", UPGRADE.build, UPGRADE.python)
+    assert not all_of(saving.HandOver, story.happen(saving.CheckpointTaken, 1, 1000, 0.5)), "a repeated event"
+
+
+def test_an_upgrade_waits_for_the_checkpoint_that_is_being_taken_and_is_the_only_one() -> None:
+    story = Story("a")
+    story.starts("a")
+    asked(story)
+    assert not story.command("up", UPGRADE)
+    assert "it is being upgraded already" in the(ResolveCommand, story.command("again", UPGRADE)).detail
+    saves(story, "a")
+    assert the(saving.HandOver, story.happen(saving.CheckpointTaken, 1, 1000, 0.5)).command == "up"
+
+
+@pytest.mark.parametrize("how", ["it fails", "the synchroniser dies", "the job is cancelled", "it goes back"])
+def test_an_upgrade_whose_checkpoint_comes_to_nothing_is_refused_with_the_reason(how: str) -> None:
+    story = Story("a")
+    story.starts("a")
+    asked(story, "c0")
+    saves(story, "a")
+    story.happen(saving.CheckpointTaken, 1, 1000, 0.5)
+    story.command("up", UPGRADE)
+    effects = {
+        "it fails": lambda: story.happen(saving.CheckpointFailed, 2, "disk full"),
+        "the synchroniser dies": lambda: story.happen(events.SynchroniserRestarted, 2),
+        "the job is cancelled": lambda: story.command("x", commands.Cancel()),
+        "it goes back": lambda: story.command("back", commands.Rollback(0)),
+    }[how]()
+    (refused,) = [one for one in all_of(ResolveCommand, effects) if one.command == "up"]
+    assert not refused.accepted
+    assert "the job is not upgraded: checkpoint 2 failed: " in refused.detail
+    assert not all_of(saving.HandOver, story.happen(saving.CheckpointTaken, 2, 1000, 0.5))
+    assert story.core.state.upgrade is None
+
+
+def test_a_job_whose_islands_are_all_away_or_that_has_ended_is_not_upgraded() -> None:
+    story = Story("a")
+    assert "no island trains" in the(ResolveCommand, story.command("up", UPGRADE)).detail
+    story.starts("a")
+    story.command("x", commands.Cancel())
+    assert "the job is finished" in the(ResolveCommand, story.command("late", UPGRADE)).detail

@@ -10,6 +10,7 @@ import json
 import os
 import random
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -27,9 +28,10 @@ from api.cli import app
 from orchestrator.errors import ConfigurationError, DataError, Fenced, InfrastructureError, LogStoreUnavailable
 from orchestrator.host import retry
 from orchestrator.host.job_files import mirror
+from orchestrator.host.retry import store_status
 from orchestrator.system import mirror as mirroring
 from orchestrator.system.disk import LocalDisk
-from orchestrator.system.mirror import JobObjects, LogWriter, mirrored, refuse_to_leave_logs, shard_log
+from orchestrator.system.mirror import JobObjects, LogWriter, delete_log, mirrored, refuse_to_leave_logs, shard_log
 from orchestrator.system.object_store import FolderStore, ObjectStore, admit, open_store, require_available
 from orchestrator.system.ports import free_port
 from orchestrator.system.run_folder import TAPE
@@ -418,6 +420,31 @@ def test_a_store_that_has_lost_the_log_is_no_reason_to_start_over() -> None:
     assert disk.read(Path("/run") / TAPE) == before
 
 
+def test_a_store_that_was_emptied_while_the_machine_was_lost_does_not_begin_the_job_anew() -> None:
+    with pytest.raises(DataError, match="has nothing of this job, but it has run before: the store was emptied"):
+        mirror(Path("/run"), SimulatedStore(), SimulatedDisk(), AtOnce(), lambda work: work(), has_begun=True)
+    mirror(Path("/run"), SimulatedStore(), SimulatedDisk(), AtOnce(), lambda work: work())  # a job that begins
+
+
+def test_a_deleted_job_leaves_a_mark_and_what_comes_late_is_collected_with_it(tmp_path: Path) -> None:
+    store = open_store(str(tmp_path))
+    admit(store, None)
+    for job in ("deleted", "kept"):
+        run(JobObjects(store, job), SimulatedDisk())
+    kept = store.sizes("jobs/kept")
+    delete_log(store, "deleted")
+    delete_log(store, "deleted")  # it may be repeated
+    assert list(store.sizes("jobs/deleted")) == ["jobs/deleted/deleted"]
+    JobObjects(store, "deleted").create("log/000000000099", b"of a synchroniser that was believed dead")
+    checked = CliRunner().invoke(app, ["store", "check", str(tmp_path), "--json"])
+    assert list(json.loads(checked.stdout)["jobs"]) == ["kept"]
+    collected = CliRunner().invoke(app, ["store", "gc", str(tmp_path), "--json"])
+    assert json.loads(collected.stdout)["jobs"]["deleted"]["objects"] == 2
+    assert store.sizes("jobs/deleted") == {}
+    assert store.sizes("jobs/kept").keys() <= kept.keys()
+    assert CliRunner().invoke(app, ["store", "check", str(tmp_path)]).exit_code == 0
+
+
 def test_what_the_folder_has_already_is_not_read_again() -> None:
     store, disk = SimulatedStore(), SimulatedDisk()
     run(store, disk)
@@ -514,8 +541,8 @@ def test_a_store_is_checked_and_cleaned_by_command(tmp_path: Path, capsys: pytes
 
 
 @pytest.fixture(scope="module")
-def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Run SeaweedFS, a real S3 server, on loopback, and return the endpoint."""
+def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, int]]:
+    """Run SeaweedFS, a real S3 server, on loopback, and return its endpoint and process."""
     folder = tmp_path_factory.mktemp("seaweed")
     keys = {"accessKey": "key", "secretKey": "secret"}
     identity = {"name": "atoll", "credentials": [keys], "actions": ["Admin", "Read", "Write", "List"]}
@@ -534,17 +561,17 @@ def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             stdout=log,
             stderr=log,
         )
-    yield options[3].replace("-s3.port=", "http://127.0.0.1:")
+    yield options[3].replace("-s3.port=", "http://127.0.0.1:"), server.pid
     server.kill()
     server.wait()
 
 
-def test_a_job_goes_on_from_a_real_s3_server_alone_and_bad_credentials_are_refused(
-    s3: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, value in {"ENDPOINT_URL": s3, "ACCESS_KEY_ID": "key", "SECRET_ACCESS_KEY": "secret"}.items():
+@pytest.fixture
+def bucket(s3_server: tuple[str, int], monkeypatch: pytest.MonkeyPatch) -> ObjectStore:
+    """Return a store on the server, once that answers."""
+    names = {"ENDPOINT_URL": s3_server[0], "ACCESS_KEY_ID": "key", "SECRET_ACCESS_KEY": "secret", "ALLOW_HTTP": "true"}
+    for name, value in names.items():
         monkeypatch.setenv(f"AWS_{name}", value)
-    monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
     store = open_store("s3://bucket/deep/folder")
 
     def is_up() -> bool:
@@ -553,7 +580,13 @@ def test_a_job_goes_on_from_a_real_s3_server_alone_and_bad_credentials_are_refus
         return False
 
     wait_until(is_up, "SeaweedFS")
-    disk = SimulatedDisk()
+    return store
+
+
+def test_a_job_goes_on_from_a_real_s3_server_alone_and_bad_credentials_are_refused(
+    bucket: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, disk = bucket, SimulatedDisk()
     lives = Lives(Path("/run"), Fate("after keep", 4), disk, disk.lose_everything, JobObjects(store, "job"), **MIRRORED)
     lives.step(STEPS)
     lives.adopt()
@@ -563,3 +596,48 @@ def test_a_job_goes_on_from_a_real_s3_server_alone_and_bad_credentials_are_refus
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
     with pytest.raises(InfrastructureError, match=r"SignatureDoesNotMatch.*Give the service credentials"):
         admit(open_store("s3://bucket/deep/folder"), None)
+
+
+def test_a_server_that_stops_answering_is_reported_until_it_answers_again(
+    bucket: ObjectStore, s3_server: tuple[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mirroring, "SLOW_S", 0.3)
+    disk = mirrored(JobObjects(bucket, "slow"), LocalDisk(), tmp_path)
+    disk.append(tmp_path / TAPE, [b"one"])
+    disk.sync(tmp_path / TAPE)
+    before = store_status(disk)
+    assert (before.puts, before.trouble) == (1, None)
+    os.kill(s3_server[1], signal.SIGSTOP)
+    try:
+        disk.append(tmp_path / TAPE, [b"two"])
+        waiting = threading.Thread(target=disk.sync, args=(tmp_path / TAPE,))
+        waiting.start()
+        wait_until(lambda: "has not answered for" in (store_status(disk).trouble or ""), "the report")
+    finally:
+        os.kill(s3_server[1], signal.SIGCONT)
+    waiting.join()
+    after = store_status(disk)
+    assert (after.puts, after.trouble) == (2, None)
+    assert after.put_bytes > before.put_bytes
+    assert after.put_seconds - before.put_seconds > 0.3
+
+
+def test_a_store_that_refuses_is_reported_until_it_accepts(tmp_path: Path) -> None:
+    class Full(SimulatedStore):
+        is_full = False
+
+        def create(self, name: str, content: bytes) -> None:
+            if self.is_full:
+                raise OSError(errno.ENOSPC, "No space left in the store")
+            super().create(name, content)
+
+    store = Full()
+    disk = mirrored(store, LocalDisk(), tmp_path, AtOnce(), lambda work: work())
+    disk.append(tmp_path / TAPE, [b"one"])
+    store.is_full = True
+    with pytest.raises(OSError, match="No space left in the store"):
+        disk.sync(tmp_path / TAPE)
+    assert store_status(disk).trouble == "No space left in the store"
+    store.is_full = False
+    disk.sync(tmp_path / TAPE)
+    assert store_status(disk).trouble is None

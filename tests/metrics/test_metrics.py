@@ -27,7 +27,7 @@ from api.storage.store import Store
 from orchestrator.accounting.goodput import CLASSES
 from orchestrator.certificates import folders
 from orchestrator.core import commands
-from orchestrator.status import CheckpointFacts, FragmentNorms, JobStatus
+from orchestrator.status import CheckpointFacts, FragmentNorms, JobStatus, StoreStatus
 from tests.api.clockwork import connect
 from tests.api.installation import Installation
 from tests.harness.carried import RESIDUE_RATIO, add_lines
@@ -400,6 +400,20 @@ def test_a_disk_that_refuses_the_journal_is_told_until_it_takes_it(desk: Desk) -
             for sample in samples(JobStatus.model_validate({**record, "disk_trouble": trouble}), row.spec)
         }
         assert told["atoll_journal_failing"] == value
+        assert "atoll_store_failing" not in told, "the job is not mirrored"
+
+
+def test_the_store_of_a_mirrored_job_is_told_beside_the_disk(desk: Desk) -> None:
+    row, record = desk.store.job(desk.job), desk.control.status(desk.job)
+    assert row is not None
+    for trouble, value in ((None, False), ("the store s3://logs has not answered for 6 s", True)):
+        store = StoreStatus(puts=3, put_bytes=70, put_seconds=0.5, trouble=trouble).model_dump()
+        status = JobStatus.model_validate({**record, "disk_trouble": None, "store": store})
+        told = {sample.family: sample.value for sample in samples(status, row.spec)}
+        assert told["atoll_store_failing"] == value
+        assert not told["atoll_journal_failing"], "a page for the disk would send somebody to the wrong machine"
+        figures = [told[f"atoll_store_{name}"] for name in ("puts", "put_bytes", "put_seconds")]
+        assert figures == [3, 70, 0.5]
 
 
 # ── over HTTP ─────────────────────────────────────────────────────────────────────────────────────────────────────────

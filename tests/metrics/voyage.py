@@ -63,6 +63,9 @@ class Voyages:
     def begin(self, runs: Path) -> None:
         """Do nothing: there is one machine."""
 
+    def delete_log(self, job_id: str) -> None:
+        pass
+
     def has_store(self) -> bool:
         return False
 
@@ -132,6 +135,8 @@ class Voyage:
         status["fragment_parameters"] = [FRAGMENT_PARAMETERS] * self._job.policy.fragment_count
         add_lines(status)
         status["disk_trouble"] = None
+        puts = int(10 * self._job.now)
+        status["store"] = {"puts": puts, "put_bytes": 900 * puts, "put_seconds": 0.01 * puts, "trouble": None}
         status["helpers"] = [Helper(name="controller", condition="running", reason="", restarts=0).model_dump()]
         shard = Shard(shard=0, node="merge-a", fragments=[0], byte_count=400, condition="running", reason="")
         status["shards"] = [shard.model_dump()]
@@ -139,6 +144,10 @@ class Voyage:
 
     def _catch_up(self) -> None:
         self._job.resume(PAST_S + PACE * (time.time() - self._began))
+
+
+SLOW_ROUNDS = 30
+"""So long a store is slow before it takes nothing any more, for both alerts to fire."""
 
 
 class Troubled(Voyages):
@@ -191,6 +200,12 @@ class Troubled(Voyages):
 
     def _disk(self, status: StatusDocument, _rounds: int) -> None:
         status["disk_trouble"] = status["view"]["pause_reason"] = "the journal cannot be written: No space left"
+
+    def _store(self, status: StatusDocument, rounds: int) -> None:
+        """Its puts take two seconds each, and then none is taken any more."""
+        trouble = "the store s3://logs has not answered for 6 s" if rounds > SLOW_ROUNDS else None
+        status["store"] = {"puts": 9 + rounds, "put_bytes": 900, "put_seconds": 2.0 * rounds, "trouble": trouble}
+        status["view"]["pause_reason"] = trouble
 
     def _stalled(self, status: StatusDocument, _rounds: int) -> None:
         assert status["view"]["pause_reason"] is None

@@ -466,7 +466,7 @@ def test_a_read_that_ends_with_its_shard_is_made_again_and_one_from_a_shard_that
 
 
 def test_pulls_from_all_hosts_at_once_leave_a_shard_threads_to_end_them() -> None:
-    from orchestrator.runtime.remote_shard import calls_at_once
+    from orchestrator.runtime.shard_actor import calls_at_once
 
     islands = [{"node_group": "here", "count": 100, "hosts": 2}]
     assert calls_at_once(parse_job({"islands": islands, "budget": {"steps": 10}})) > 200

@@ -87,15 +87,18 @@ def test_recoveries_take_merges_again_from_inputs_and_from_averages(monkeypatch:
 
 A_CHECKPOINT_FAILS = 380
 """A seed in which a version is merged between the cut of a checkpoint and its sealing. There are few."""
+A_SYNCHRONISER_HANDS_OVER = 1061
+"""A seed whose job is upgraded. Only later seeds than the recorded ones have upgrades."""
 RARE = {saving.JobResumed, saving.JobSalvaged, saving.RollbackFailed, saving.ShardMoved, NotSaved}
 """A world begins from nothing, has one shard, and no checkpoint in it is damaged. Few islands that are asked for a state
 have just ended: ``tests/core``, ``tests/checkpoints`` and ``tests/ray/test_shard_actor.py`` have these."""
 
 
 def test_the_seeds_take_checkpoints_and_go_back_to_them() -> None:
-    unions = (saving.SavingEvent, saving.SavingEffect, commands.Checkpoint | commands.Rollback, Saved | NotSaved)
+    asked = commands.Checkpoint | commands.Rollback | commands.Upgrade
+    unions = (saving.SavingEvent, saving.SavingEffect, asked, Saved | NotSaved)
     kinds = {kind for union in unions for kind in get_args(union)}
-    seeds = (*range(SEEDS), A_CHECKPOINT_FAILS)
+    seeds = (*range(SEEDS), A_CHECKPOINT_FAILS, A_SYNCHRONISER_HANDS_OVER)
     saved = (survived(seed).seen for seed in seeds if SAVING in draw(seed).features)
     assert frozenset().union(*saved) >= {kind.__name__ for kind in kinds - RARE}
 

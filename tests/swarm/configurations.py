@@ -55,6 +55,7 @@ SAVING = "checkpoints"
 MEASURING_ISLANDS = "evaluations on islands"
 NOTICES = FaultKind.NOTICE.value
 HANGS, HANGS_FROM_SEED = FaultKind.HANG.value, 1000
+UPGRADES_FROM_SEED = 1000
 QUORUM_RATIO, OVERLOAD = "quorum by ratio", "overload"
 EVACUATIONS = "evacuations"
 ABSENCES = "absences"
@@ -177,7 +178,8 @@ class _Draw:
             patience += (self.fragments + 1) * _longest(plan.evaluate_s)  # whoever measures trains later
         if self.on(STANDBYS):
             policy, plan = with_standbys(policy, plan, self.standbys, self.calm_at - SILENCE_MAX_S, SILENCE_MAX_S)
-        requests = draw_checkpoint_requests(self.saving, self.calm_at) if self.on(SAVING) else None
+        upgrades = self.seed >= UPGRADES_FROM_SEED
+        requests = draw_checkpoint_requests(self.saving, self.calm_at, upgrades=upgrades) if self.on(SAVING) else None
         return Configuration(self.seed, self.features, policy, plan, self._event_faults(), patience, requests)
 
     def on(self, feature: str) -> bool:

@@ -19,6 +19,7 @@ from orchestrator.accounting.statistics import Statistics
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
 from orchestrator.core.island_record import WITH_PROCESS
+from orchestrator.core.saving import HandOver
 from orchestrator.core.vocabulary import FragmentId, IslandState, JobPhase, JobPolicy, ReleaseReason
 from orchestrator.errors import DataError, Fenced
 from orchestrator.host.job_files import JobFiles, open_files
@@ -34,7 +35,7 @@ from orchestrator.tape.storage import read_tape
 from tests.swarm.checkers import Checkers
 from tests.swarm.checkers.durability import DurabilityChecker, Theta
 from tests.swarm.checkers.violation import require
-from tests.swarm.disk import Died, SimulatedDisk
+from tests.swarm.disk import Died, DiskFault, SimulatedDisk
 from tests.swarm.mortal_links import MortalLinks, UnreadReports, unread_reports_of
 from tests.swarm.mortal_merge_worker import (
     MortalMergeWorker,
@@ -48,6 +49,7 @@ from tests.swarm.rough_world import EventFaults, RoughWorld
 
 FOLDER = Path("/job")
 SYNC_EVERY_S = 0.5
+HANDED_OVER_S = 0.2
 
 
 class Records(MemorySink):
@@ -197,6 +199,12 @@ class MortalWorld(RoughWorld):
         elif not host.alive:
             failed = e.PlacementFailed(self.now, effect.island, effect.incarnation, "no room, or ended")
             self.while_alive(self.draw(self.plan.place_s), lambda: self.answer(host, failed))
+
+    def hand_over(self, effect: HandOver) -> None:
+        """End the process once all that it decided is durable. The next one decides as it did, as another release must."""
+        retry_until_written("the tape cannot be written", self._files.tape.sync)
+        self._disk_faults.arm(Death(self.now, False, 0, DiskFault.BEFORE, HANDED_OVER_S))
+        raise Died
 
     def finish_job(self, effect: f.FinishJob) -> None:
         """Finish the job. A synchroniser that dies here repeats it in its next life."""

@@ -1,4 +1,4 @@
-"""Draws an operator's checkpoints and rollbacks for a drawn job, by a generator of their own."""
+"""Draws an operator's checkpoints, rollbacks and upgrades for a drawn job, by a generator of their own."""
 
 from __future__ import annotations
 
@@ -21,16 +21,18 @@ class CheckpointRequests:
     policy: CheckpointPolicy
     checkpoints: tuple[Instant, ...]
     rollbacks: tuple[Instant, ...]
+    upgrades: tuple[Instant, ...]
 
     def commands(self) -> list[tuple[Instant, e.CommandRequested]]:
         saves: list[_Request] = [(at, CommandId(f"save-{at!r}"), commands.Checkpoint()) for at in self.checkpoints]
         backs: list[_Request] = [(at, CommandId(f"back-{at!r}"), commands.Rollback(0)) for at in self.rollbacks]
-        both = sorted([*saves, *backs], key=lambda request: request[0])
-        return [(at, e.CommandRequested(at, command, _OPERATOR, request)) for at, command, request in both]
+        new: list[_Request] = [(at, CommandId(f"new-{at!r}"), commands.Upgrade("next", "")) for at in self.upgrades]
+        requests = sorted([*saves, *backs, *new], key=lambda request: request[0])
+        return [(at, e.CommandRequested(at, command, _OPERATOR, request)) for at, command, request in requests]
 
 
-def draw_checkpoint_requests(random: Random, until: Instant) -> CheckpointRequests:
-    """Draw requests before ``until``. Automatic checkpoints continue after it."""
+def draw_checkpoint_requests(random: Random, until: Instant, *, upgrades: bool) -> CheckpointRequests:
+    """Draw requests before ``until``, with upgrades if wanted. Automatic checkpoints continue after it."""
     policy = CheckpointPolicy(
         every_merges=random.choice((0, 2, 2, 7)),
         every_s=random.choice((0.0, random.uniform(0.5, 3.0))),
@@ -39,4 +41,5 @@ def draw_checkpoint_requests(random: Random, until: Instant) -> CheckpointReques
     )
     saves = sorted(random.uniform(0.0, until) for _ in range(random.randint(0, 4)))
     backs = sorted(random.uniform(until / 4, until) for _ in range(random.randint(0, 4)))
-    return CheckpointRequests(policy, tuple(saves), tuple(backs))
+    new = sorted(random.uniform(0.0, until) for _ in range(random.randint(0, 2))) if upgrades else []
+    return CheckpointRequests(policy, tuple(saves), tuple(backs), tuple(new))

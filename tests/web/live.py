@@ -57,6 +57,9 @@ class Live:
     def begin(self, runs: Path) -> None:
         """Do nothing: there is one machine."""
 
+    def delete_log(self, job_id: str) -> None:
+        pass
+
     def has_store(self) -> bool:
         return False
 

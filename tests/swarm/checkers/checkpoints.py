@@ -17,6 +17,7 @@ from orchestrator.core.saving import (
     DropCheckpoint,
     FragmentRestored,
     FromJournal,
+    HandOver,
     RestoreFragments,
     RollbackFailed,
     SealCheckpoint,
@@ -70,6 +71,9 @@ class CheckpointChecker:
                     self._drops(effect)
                 case RestoreFragments():
                     self._restores(effect)
+                case HandOver():
+                    whole = isinstance(event, CheckpointTaken) and event.checkpoint in self._taken
+                    require(whole, "a synchroniser hands over at a checkpoint that is whole", effect)
         require(
             len(self._taken) <= self._policy.checkpoints.keep, "no more checkpoints are kept than wanted", self._taken
         )

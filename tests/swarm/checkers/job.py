@@ -28,6 +28,7 @@ class JobChecker:
         self._policy, self._islands, self._rounds = policy, islands, rounds
         self._reported: dict[tuple[IslandId, Incarnation], int] = {}
         self._commands: set[CommandId] = set()
+        self._upgrades: set[CommandId] = set()
         self._evaluating: f.Evaluate | None = None
         self._evaluated: int | None = None
         self._ending = False
@@ -90,15 +91,23 @@ class JobChecker:
         return not there or status.incarnation != self._evaluating.incarnation
 
     def _answered(self, event: e.Event, effects: tuple[f.Effect, ...]) -> None:
+        """An upgrade is answered once its checkpoint is whole or has failed, any other command at once."""
         answers = [x.command for x in effects if isinstance(x, f.ResolveCommand)]
         expected: list[CommandId] = []
         if isinstance(event, e.CommandRequested) and event.command not in self._commands:
             self._commands.add(event.command)
-            expected = [event.command]
-        require(answers == expected, "a command is answered once", (event, answers))
+            if isinstance(event.request, commands.Upgrade):
+                self._upgrades.add(event.command)
+            else:
+                expected = [event.command]
+        later = [command for command in answers if command in self._upgrades]
+        self._upgrades -= set(later)
+        at_once = [command for command in answers if command not in later]
+        require(at_once == expected and len(later) <= 1, "a command is answered once", (event, answers))
 
     def _ends(self, effect: f.FinishJob, event: e.Event) -> None:
         self.finished = effect
+        require(not self._upgrades, "no upgrade is left unanswered", self._upgrades)
         statuses = self._islands.all
         left = [island for island, status in statuses.items() if status.stage is not Stage.OVER]
         require(not left, "no process outlives the job", left)
