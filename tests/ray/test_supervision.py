@@ -111,7 +111,8 @@ def keeper_on(seen: _Ray, monkeypatch: pytest.MonkeyPatch) -> SynchroniserKeeper
     from orchestrator.runtime import supervision
 
     monkeypatch.setattr(supervision, "cluster", seen)
-    spec = cast(Any, SimpleNamespace(synchroniser=SimpleNamespace(node_groups=("keepers",))))
+    section = SimpleNamespace(node_groups=("keepers",))
+    spec = cast(Any, SimpleNamespace(synchroniser=section, model_dump=lambda **_: {}))
     return supervision.SynchroniserKeeper("job", spec, "/runs/job", AllowedRoots(), cast(Any, seen))
 
 
