@@ -95,6 +95,7 @@ EFFECTS = {
     "RestoreFragments": "restore every fragment from checkpoint {checkpoint}",
     "SealCheckpoint": "seal checkpoint {checkpoint}",
     "DropCheckpoint": "remove checkpoint {checkpoint}: {reason}",
+    "HandOver": "let a synchroniser of the release {build} go on",
     "ResolveCommand": "{accepted}: {detail}",
     "FinishJob": "the job is {outcome}: {reason}",
 }

@@ -71,7 +71,7 @@ def interpreter(port: object, shard: ParameterShard, tmp_path: Path) -> Iterator
     local = LocalShard(shard, nobody, OuterStep.of(SPEC.synchroniser))
     worker, nothing = ShardWorker(context, [local], Closed()), Closed()
     workers = Workers(nobody, worker, nothing, Timers(lambda: 0.0, nobody), nothing)
-    made = Interpreter(context, workers, resolve=nobody, finish=nobody, announced=lambda *_: None)
+    made = Interpreter(context, workers, resolve=nobody, finish=nobody, hand_over=nobody, announced=lambda *_: None)
     yield made
     made.close()
 
@@ -133,7 +133,7 @@ def test_islands_beyond_what_the_controller_works_on_wait_where_no_deadline_runs
     workers = Workers(
         controller, ShardWorker(context, [shard], Closed()), nothing, Timers(lambda: 0.0, nobody), nothing
     )
-    interpreter = Interpreter(context, workers, resolve=nobody, finish=nobody, announced=lambda *_: None)
+    interpreter = Interpreter(context, workers, resolve=nobody, finish=nobody, hand_over=nobody, announced=lambda *_: None)
     for number in range(128):
         interpreter.act(f.PlaceIsland(IslandId(f"here-{number}"), Incarnation(1), NodeGroupId("here"), ""))
     wait_until(lambda: len(controller.begun) >= PLACEMENTS_MAX)
