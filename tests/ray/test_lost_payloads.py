@@ -133,7 +133,9 @@ def test_islands_beyond_what_the_controller_works_on_wait_where_no_deadline_runs
     workers = Workers(
         controller, ShardWorker(context, [shard], Closed()), nothing, Timers(lambda: 0.0, nobody), nothing
     )
-    interpreter = Interpreter(context, workers, resolve=nobody, finish=nobody, hand_over=nobody, announced=lambda *_: None)
+    interpreter = Interpreter(
+        context, workers, resolve=nobody, finish=nobody, hand_over=nobody, announced=lambda *_: None
+    )
     for number in range(128):
         interpreter.act(f.PlaceIsland(IslandId(f"here-{number}"), Incarnation(1), NodeGroupId("here"), ""))
     wait_until(lambda: len(controller.begun) >= PLACEMENTS_MAX)
