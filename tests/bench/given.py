@@ -62,6 +62,9 @@ def measure(client: Client, installation: Installation, donors: int) -> list[Tol
 
 
 def show(name: str, states: list[Told]) -> None:
+    if not states:
+        print(f"given      {name}: no state was given between two steps of a survivor, so nothing was measured")
+        return
     before, given, others_before, others = zip(*states, strict=True)
     ratio = pace(given) / pace(before) / (pace(others) / pace(others_before))
     gaps = [f"{1e3 * median(window.gap for window in windows):.0f} ms" for windows in (given, others)]
