@@ -16,7 +16,7 @@ from typing import Annotated
 import typer
 
 from api.commands.common import PackagesOption
-from orchestrator.errors import ConfigurationError, InfrastructureError
+from orchestrator.errors import ConfigurationError
 from orchestrator.system import home_files, python_process, user_packages
 from orchestrator.system.ports import is_host, is_loopback
 
@@ -236,12 +236,8 @@ def announced(store: str) -> str:
     """Return the address of the head that the store names, or words for it. Raises ConfigurationError for no store."""
     from orchestrator.system import object_store, succession  # late: only this option needs them
 
-    try:
+    with object_store.errors_of_option():
         head = succession.newest_head(object_store.open_store(store))
-    except OSError as error:
-        raise InfrastructureError(
-            detail=f"--store: {error.strerror or error}.", remedy=object_store.remedy_of(error)
-        ) from error
     return head.address if head is not None and head.address else f"of {store}"
 
 

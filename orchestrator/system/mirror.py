@@ -23,9 +23,9 @@ from contextlib import contextmanager, suppress
 from itertools import count, islice
 from pathlib import Path
 
-from orchestrator.errors import ConfigurationError, DataError, Fenced, InfrastructureError
+from orchestrator.errors import ConfigurationError, DataError, Fenced
 from orchestrator.system.disk import Disk, HeldFile
-from orchestrator.system.object_store import ObjectStore, open_store, remedy_of
+from orchestrator.system.object_store import ObjectStore, errors_of_option, open_store
 from orchestrator.system.run_folder import SHARDS, STATUS
 from orchestrator.system.store_log import (
     DELETED,
@@ -562,10 +562,8 @@ def refuse_to_leave_logs(runs: Path, before: str | None, url: str) -> None:
     except OSError as error:
         log.warning("the store before is not looked at for jobs: %s", error)
         return
-    try:
+    with errors_of_option():
         left = [job for job in logs if not has_log(JobObjects(new, job))]
-    except OSError as error:
-        raise InfrastructureError(detail=f"--store: {error.strerror or error}.", remedy=remedy_of(error)) from error
     if left:
         raise ConfigurationError(
             detail=f"--store {url} has no log of {', '.join(left[:3])}, which has not ended and has its log in {before}. "

@@ -19,8 +19,8 @@ import json
 import os
 import re
 import secrets
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Protocol
@@ -128,14 +128,12 @@ def admit(store: ObjectStore, fleet: str | None) -> str:
     A store without a header gets one. Raises ConfigurationError for a store of another fleet, of a newer format, or without
     conditional writes; InfrastructureError if it cannot be used just now.
     """
-    try:
+    with errors_of_option():
         _require_conditional_writes(store)
         wanted = fleet or secrets.token_hex(16)
         with suppress(FileExistsError):
             store.create(HEADER, json.dumps({"format": FORMAT, "fleet": wanted}).encode())
         actual = fleet_in(store)
-    except OSError as error:
-        raise InfrastructureError(detail=f"--store: {error.strerror or error}.", remedy=remedy_of(error)) from error
     if fleet is not None and actual != fleet:
         raise ConfigurationError(
             detail=f"--store {store.url} belongs to the fleet {actual[:8]}…, and this service is of the fleet {fleet[:8]}…. "
@@ -208,6 +206,15 @@ def _require_conditional_writes(store: ObjectStore) -> None:
         detail=f"--store {store.url} made the object {name} twice, so it has no conditional writes (If-None-Match), and two "
         "synchronisers could both write. Use a store that has them."
     )
+
+
+@contextmanager
+def errors_of_option() -> Iterator[None]:
+    """Raise InfrastructureError, which names the option ``--store``, where the store raises OSError."""
+    try:
+        yield
+    except OSError as error:
+        raise InfrastructureError(detail=f"--store: {error.strerror or error}.", remedy=remedy_of(error)) from error
 
 
 def remedy_of(error: OSError) -> str:

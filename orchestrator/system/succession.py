@@ -34,7 +34,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,13 +43,12 @@ from orchestrator.errors import (
     Conflict,
     DataError,
     Fenced,
-    InfrastructureError,
     LogStoreUnavailable,
 )
 from orchestrator.system import home_files
 from orchestrator.system.disk import LocalDisk
 from orchestrator.system.mirror import LogWriter
-from orchestrator.system.object_store import ObjectStore, open_store, remedy_of, require_usable
+from orchestrator.system.object_store import ObjectStore, errors_of_option, open_store, require_usable
 from orchestrator.system.ports import Reach, reach
 from orchestrator.system.store_log import (
     REQUESTS_MAX,
@@ -78,7 +77,7 @@ START_TIMEOUT_S = 60.0
 CLOSE_TIMEOUT_S = 5.0
 NONCE_BYTES = 12
 _KEY = re.compile(r"[0-9a-f]{64}")
-_HEAD = re.compile(r"heads/([0-9]{8})")
+_HEAD = re.compile(rf"{HEADS}/([0-9]{{8}})")
 _ADDRESS = re.compile(r"([A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}")
 
 
@@ -165,7 +164,7 @@ def opened(url: str, home: Path, key_file: Path | None, say: Callable[[str], Non
     """
     store = open_store(url)
     key = _key_of(home, key_file)
-    try:
+    with errors_of_option():
         require_usable(store)
         digest = content_or_none(store, SEALED_WITH)
         if key is None:
@@ -180,8 +179,6 @@ def opened(url: str, home: Path, key_file: Path | None, say: Callable[[str], Non
         with suppress(FileExistsError):
             store.create(SEALED_WITH, fleet.seal.digest.encode())
         _refuse_other_key(fleet.seal, store, f"--store-key {key_file}" if key_file else str(home / KEY))
-    except OSError as error:
-        raise InfrastructureError(detail=f"--store: {error.strerror or error}.", remedy=remedy_of(error)) from error
     if _text_of(home / KEY) != key:
         home_files.replace(home / KEY, key + "\n")
     return fleet
@@ -266,7 +263,7 @@ class Head:
 
     @property
     def object_name(self) -> str:
-        return f"{HEADS}/{self.number:08d}"
+        return _head_name(self.number)
 
     def described(self, store: ObjectStore) -> str:
         return f"{self.address or 'another machine'} (head {self.number} in {store.url})"
@@ -345,7 +342,7 @@ def prepare_to_lead(fleet: FleetStore, *, take_over: bool = False) -> Head | Non
 
     Raises Conflict if another head has succeeded this home, or still answers at its address.
     """
-    with _errors_of_store():
+    with errors_of_option():
         before, own = newest_head(fleet.store), fleet.own_name(HEAD_ROLE)
         if before is None or before.home == own:
             return None
@@ -365,7 +362,7 @@ def prepare_to_lead(fleet: FleetStore, *, take_over: bool = False) -> Head | Non
 
 def announce(fleet: FleetStore, address: str, cluster: str, certificates: Path | None = None) -> Head:
     """Become the fleet's head, with the files of this home. Raises Conflict if another one was faster."""
-    with _errors_of_store():
+    with errors_of_option():
         before, own = newest_head(fleet.store), fleet.own_name(HEAD_ROLE) or secrets.token_hex(8)
         if before is not None and before.home != own:
             _files_for_successor(fleet, before)
@@ -410,14 +407,6 @@ def _answers(address: str) -> bool:
     return reach(host.strip("[]"), int(port)) is Reach.TAKEN
 
 
-@contextmanager
-def _errors_of_store() -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise InfrastructureError(detail=f"--store: {error.strerror or error}.", remedy=remedy_of(error)) from error
-
-
 # ── the service ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -450,7 +439,7 @@ class ServiceCopy:
         self.fence: Fenced | None = None
         self._on_fenced, self._adapt = on_fenced, adapt
         self._digests: dict[str, bytes] = {}
-        with _errors_of_store():
+        with errors_of_option():
             self.is_new_home, self._writer = self._claimed(fleet)
         self._thread = threading.Thread(target=self._run, name="service-copy", daemon=True)
 
