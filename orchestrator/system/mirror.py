@@ -25,7 +25,7 @@ from pathlib import Path
 
 from orchestrator.errors import ConfigurationError, DataError, Fenced
 from orchestrator.system.disk import Disk, HeldFile
-from orchestrator.system.object_store import ObjectStore, errors_of_option, open_store
+from orchestrator.system.object_store import FolderObjects, ObjectStore, errors_of_option, open_store
 from orchestrator.system.run_folder import SHARDS, STATUS
 from orchestrator.system.store_log import (
     DELETED,
@@ -513,28 +513,11 @@ def shard_log(job: str, number: int) -> str:
     return f"{job}/{SHARDS}/{number}"
 
 
-class JobObjects:
+class JobObjects(FolderObjects):
     """The objects of one log in a store: that of a job, or of one of its shards."""
 
     def __init__(self, store: ObjectStore, job: str) -> None:
-        self._store, self._prefix, self.url = store, f"{JOBS}/{job}/", f"{store.url}/{JOBS}/{job}"
-
-    def create(self, name: str, content: bytes) -> None:
-        self._store.create(self._prefix + name, content)
-
-    def put(self, name: str, content: bytes) -> None:
-        self._store.put(self._prefix + name, content)
-
-    def get(self, name: str) -> bytes:
-        return self._store.get(self._prefix + name)
-
-    def sizes(self, prefix: str = "") -> dict[str, int]:
-        return {
-            name.removeprefix(self._prefix): size for name, size in self._store.sizes(self._prefix + prefix).items()
-        }
-
-    def delete(self, names: Iterable[str]) -> None:
-        self._store.delete(self._prefix + name for name in names)
+        super().__init__(store, f"{JOBS}/{job}")
 
 
 def delete_log(store: ObjectStore, job: str) -> None:

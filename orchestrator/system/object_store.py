@@ -208,6 +208,29 @@ def _require_conditional_writes(store: ObjectStore) -> None:
     )
 
 
+class FolderObjects:
+    """The objects of a store below one folder, by their names there."""
+
+    def __init__(self, store: ObjectStore, folder: str) -> None:
+        self._store, self._prefix, self.url = store, f"{folder}/", f"{store.url}/{folder}"
+
+    def create(self, name: str, content: bytes) -> None:
+        self._store.create(self._prefix + name, content)
+
+    def put(self, name: str, content: bytes) -> None:
+        self._store.put(self._prefix + name, content)
+
+    def get(self, name: str) -> bytes:
+        return self._store.get(self._prefix + name)
+
+    def sizes(self, prefix: str = "") -> dict[str, int]:
+        listed = self._store.sizes(self._prefix + prefix)
+        return {name.removeprefix(self._prefix): size for name, size in listed.items()}
+
+    def delete(self, names: Iterable[str]) -> None:
+        self._store.delete(self._prefix + name for name in names)
+
+
 @contextmanager
 def errors_of_option() -> Iterator[None]:
     """Raise InfrastructureError, which names the option ``--store``, where the store raises OSError."""

@@ -32,7 +32,7 @@ import sqlite3
 import threading
 import time
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from dataclasses import dataclass
@@ -48,7 +48,7 @@ from orchestrator.errors import (
 from orchestrator.system import home_files
 from orchestrator.system.disk import LocalDisk
 from orchestrator.system.mirror import LogWriter
-from orchestrator.system.object_store import ObjectStore, errors_of_option, open_store, require_usable
+from orchestrator.system.object_store import FolderObjects, ObjectStore, errors_of_option, open_store, require_usable
 from orchestrator.system.ports import Reach, reach
 from orchestrator.system.store_log import (
     REQUESTS_MAX,
@@ -109,30 +109,21 @@ class Seal:
             ) from error
 
 
-class SealedObjects:
+class SealedObjects(FolderObjects):
     """The objects of the service in a store, sealed."""
 
     def __init__(self, store: ObjectStore, seal: Seal) -> None:
-        self._store, self._seal, self.url = store, seal, f"{store.url}/{SERVICE}"
+        super().__init__(store, SERVICE)
+        self._seal = seal
 
     def create(self, name: str, content: bytes) -> None:
-        path = f"{SERVICE}/{name}"
-        self._store.create(path, self._seal.closed(path, content))
+        super().create(name, self._seal.closed(self._prefix + name, content))
 
     def put(self, name: str, content: bytes) -> None:
-        path = f"{SERVICE}/{name}"
-        self._store.put(path, self._seal.closed(path, content))
+        super().put(name, self._seal.closed(self._prefix + name, content))
 
     def get(self, name: str) -> bytes:
-        path = f"{SERVICE}/{name}"
-        return self._seal.opened(path, self._store.get(path))
-
-    def sizes(self, prefix: str = "") -> dict[str, int]:
-        listed = self._store.sizes(f"{SERVICE}/{prefix}")
-        return {name.removeprefix(f"{SERVICE}/"): size for name, size in listed.items()}
-
-    def delete(self, names: Iterable[str]) -> None:
-        self._store.delete(f"{SERVICE}/{name}" for name in names)
+        return self._seal.opened(self._prefix + name, super().get(name))
 
 
 @dataclass(frozen=True, slots=True)
