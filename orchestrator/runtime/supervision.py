@@ -399,31 +399,35 @@ class SynchroniserKeeper:
         log.warning("the synchroniser hands over to one of %s", build)
         began, node, of_release = time.monotonic(), self._node, worker.of_release(build, python)
         try:
-            self._insist(lambda: self._end() or None)
+            self._insist(self._end)
             self._insist(lambda: self._made_on(node, of_release))
             if why := self._why_not_begun():
                 log.warning("the synchroniser of %s does not start, and this release goes on: %s", build, why)
-                self._insist(lambda: self._end() or None)
+                self._insist(self._end)
                 self._insist(lambda: self._made_on(node, {}))
             else:
                 log.warning("the synchroniser of %s is there, %.1f s later", build, time.monotonic() - began)
         finally:
             self._moving = False
 
-    def _insist(self, work: Callable[[], Answer | None]) -> None:
-        """Do the work until it returns something, or this keeper is closed. The cluster may be away."""
+    def _insist(self, work: Callable[[], object]) -> bool:
+        """Do the work until it returns something true. Return whether it has: not if this keeper was closed before.
+
+        The cluster may be away, and the job waits for this.
+        """
         trouble = ""
         while not self._closed.is_set():
             try:
                 with self._making:
-                    if self._closed.is_set() or work() is not None:
-                        return
+                    if not self._closed.is_set() and work():
+                        return True
             except Exception as error:
                 reason = f"{type(error).__name__}: {first_line(error)}"
                 if reason != trouble:
                     log.warning("the synchroniser cannot be made again yet: %s", reason, exc_info=error)
                 trouble = reason
             self._closed.wait(MOVE_RETRY_S)
+        return False
 
     def _made_on(self, node: str, of_release: Mapping[str, Any]) -> ActorHandle[SynchroniserInterface]:
         """Ask for the synchroniser on this node, or where there is no such node any more, on one of its groups."""
@@ -456,24 +460,11 @@ class SynchroniserKeeper:
             self._closed.set()
 
     def _move(self) -> None:
-        began, trouble, is_ended = time.monotonic(), "", False
+        began = time.monotonic()
         log.warning("the node of the synchroniser is down: it is made again on another one")
         try:
-            while not self._closed.is_set():
-                try:
-                    with self._making:
-                        if self._closed.is_set():
-                            return
-                        is_ended = is_ended or self._end()
-                        if is_ended and self._make():
-                            log.warning("the synchroniser is made again, %.1f s later", time.monotonic() - began)
-                            return
-                except Exception as error:  # the cluster may be away, and the job waits for this
-                    reason = f"{type(error).__name__}: {first_line(error)}"
-                    if reason != trouble:
-                        log.warning("the synchroniser cannot be made again yet: %s", reason, exc_info=error)
-                    trouble = reason
-                self._closed.wait(MOVE_RETRY_S)
+            if self._insist(self._end) and self._insist(self._make):
+                log.warning("the synchroniser is made again, %.1f s later", time.monotonic() - began)
         finally:
             self._moving = False
 
