@@ -36,6 +36,7 @@ from orchestrator.runtime.node_agents import NodeAgents, node_agent_of
 from orchestrator.runtime.placement import Placement
 from orchestrator.runtime.run_copies import (
     EVERY_S,
+    HALF_COPIED,
     Ask,
     Incomplete,
     Machine,
@@ -409,7 +410,7 @@ def _is_same(run_dir: Path, ask: Ask) -> bool:
 
 def _make_durable(folder: Path) -> None:
     for place, _, names in os.walk(folder):
-        for path in (*(os.path.join(place, name) for name in names if not name.endswith(".copy")), place):
+        for path in (*(os.path.join(place, name) for name in names if not name.endswith(HALF_COPIED)), place):
             with suppress(FileNotFoundError):
                 descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
                 try:

@@ -65,8 +65,8 @@ EVERY_S = 1.0
 ANSWER_TIMEOUT_S = 60.0
 """The agent's process may have to be started first, on a busy machine."""
 PART_BYTES = 4 << 20
-DRAFT = ".draft"
-"""What the name of a file ends with that is still being written."""
+DRAFT, HALF_COPIED = ".draft", ".copy"
+"""What the names of files end with that are still being written, or copied."""
 MARK = ".place-of-service"
 PUT = (SPECIFICATION, ORIGIN, TOKENIZER)
 """What the service writes into a run's folder before the job starts."""
@@ -161,7 +161,7 @@ def put_files(run_dir: Path, files: Mapping[str, bytes], fleet: str) -> None:
     """Write these files into the run's folder, and note which installation it belongs to. Raises OSError."""
     run_dir.mkdir(parents=True, exist_ok=True)
     for name, content in {**files, FLEET: fleet.encode()}.items():
-        draft = run_dir / f".{os.path.basename(name)}.draft"
+        draft = run_dir / f".{os.path.basename(name)}{DRAFT}"
         draft.write_bytes(content)
         draft.replace(run_dir / os.path.basename(name))
 
@@ -272,12 +272,18 @@ def whole_file(ask: Ask, run_dir: Path, facts: RunFileFacts) -> bytes:
     """Return the content of a file there. Raises Incomplete, OSError or InfrastructureError."""
     parts, at = list[bytes](), 0
     while at < facts.size:
-        part: bytes = ask(read_part, run_dir, facts.name, facts.inode, at, min(PART_BYTES, facts.size - at))
-        if not part:
-            raise Incomplete(f"{run_dir / facts.name} changes on the other machine")
-        parts.append(part)
-        at += len(part)
+        parts.append(part_of(ask, run_dir, facts, at))
+        at += len(parts[-1])
     return b"".join(parts)
+
+
+def part_of(ask: Ask, run_dir: Path, facts: RunFileFacts, start: int) -> bytes:
+    """Return the next bytes of the file from ``start`` on. Raises Incomplete if it is another file by now."""
+    wanted = min(PART_BYTES, facts.size - start)
+    part: bytes = ask(read_part, run_dir, facts.name, facts.inode, start, wanted)
+    if not part:
+        raise Incomplete(f"{run_dir / facts.name} changes on the other machine")
+    return part
 
 
 class RunCopy:
@@ -320,10 +326,10 @@ class RunCopy:
         at, part = 0, b""
         if continues and size:
             start = max(0, size - OVERLAP_BYTES)
-            part, overlap = self._part(facts, start), _end_of(target, start)
+            part, overlap = part_of(self._ask, self._run_dir, facts, start), _end_of(target, start)
             continues = part.startswith(overlap)
             at, part = (size, part[len(overlap) :]) if continues else (0, b"")
-        draft = target if continues else target.with_name(f".{target.name}.copy")
+        draft = target if continues else target.with_name(f".{target.name}{HALF_COPIED}")
         draft.parent.mkdir(parents=True, exist_ok=True)
         try:
             with draft.open("ab" if continues else "wb") as file:
@@ -332,7 +338,7 @@ class RunCopy:
                     at += len(part)
                     if at >= facts.size:
                         break
-                    part = self._part(facts, at)
+                    part = part_of(self._ask, self._run_dir, facts, at)
             os.utime(draft, ns=(facts.modified_ns, facts.modified_ns))
             if draft != target:
                 os.replace(draft, target)
@@ -345,14 +351,6 @@ class RunCopy:
     def forget(self, name: str) -> None:
         """Leave this file to its reader."""
         self._inodes.pop(name, None)
-
-    def _part(self, facts: RunFileFacts, start: int) -> bytes:
-        """Return the next bytes of the file from ``start`` on. Raises Incomplete if it is another file by now."""
-        wanted = min(PART_BYTES, facts.size - start)
-        part: bytes = self._ask(read_part, self._run_dir, facts.name, facts.inode, start, wanted)
-        if not part:
-            raise Incomplete(f"{self._run_dir / facts.name} changes on the other machine")
-        return part
 
 
 def shared(runs: Path, ask: Ask) -> RunCopies | None:
