@@ -45,6 +45,7 @@ from orchestrator.runtime.clusterfile import (
     state_of,
 )
 from orchestrator.runtime.dead_nodes import VERB
+from orchestrator.runtime.fork_server import RAYLET
 from orchestrator.runtime.groups import DEFAULT_GROUPS, NodeGroup, read_groups
 from orchestrator.runtime.processes import clusters_of, leave_marks, remove
 from orchestrator.runtime.ray_start import (
@@ -75,7 +76,6 @@ from orchestrator.system.socket_room import CLUSTER_PREFIX
 START_TIMEOUT_S = 180.0
 LOOPBACK_TIMEOUT_S = 5.0
 ATTEMPTS = 4
-RAYLET = "raylet"
 AUTHORITY, CERTIFICATES, GROUPS = "authority", "certificates", "groups.json"
 """Beside the cluster's secret, and as private; the certificates are those of a cluster beyond loopback."""
 HERE: Mapping[str, Place] = MappingProxyType({})

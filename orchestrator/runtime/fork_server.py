@@ -33,13 +33,16 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-TITLE, RAYLET = "atoll fork server", "raylet"
+TITLE = "atoll fork server"
+RAYLET = "raylet"
+"""The name of the process of a node that starts its workers."""
 AT_ONCE = ("ray._private.workers.default_worker", "orchestrator.runtime.synchroniser_actor", "learners.island")
 WHEN_IDLE = ("jax", "learners.jax_trainer")
 """What takes longest, and only some workers need. Imported one by one while nobody waits."""
 IDLE_S = 1.0
 READ_BY_IMPORTS = (
-    *("RAY_", "PYTHON", "LD_", "JAX_", "XLA_", "OMP_", "OPENBLAS_", "MKL_", "CUDA", "NVIDIA_", "TPU_", "LIBTPU"),
+    *("RAY_", "PYTHON", "LD_", "OMP_", "OPENBLAS_", "MKL_"),
+    *("JAX_", "XLA_", "CUDA", "NVIDIA_", "TPU_", "LIBTPU"),
 )
 """Beginnings of the names of variables that imports read: only a worker with the same values is forked.
 

@@ -51,6 +51,7 @@ from orchestrator.runtime.clusterfile import (
     secret_in,
     state_of,
 )
+from orchestrator.runtime.fork_server import RAYLET
 from orchestrator.runtime.ray_command import MODULE
 from orchestrator.runtime.settings import (
     CLUSTER_MARKER,
@@ -78,7 +79,6 @@ from orchestrator.system.socket_room import CLUSTER_PREFIX
 
 log = logging.getLogger(__name__)
 LOOK_S = 0.5
-RAYLET = "raylet"
 SERVICE_STOP_S = 10.0
 START_TIMEOUT_S = 180.0
 WAIT_S = 10.0

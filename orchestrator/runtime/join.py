@@ -41,7 +41,8 @@ import psutil
 from orchestrator.certificates import folders, peer
 from orchestrator.errors import AtollError, ConfigurationError, DataError, InfrastructureError, first_line
 from orchestrator.runtime import cluster, processes, token_check
-from orchestrator.runtime.node_agent import RAYLET, workers_of
+from orchestrator.runtime.fork_server import RAYLET
+from orchestrator.runtime.node_agent import workers_of
 from orchestrator.runtime.ray_command import MODULE
 from orchestrator.runtime.settings import (
     CONTROL_GROUP,

@@ -30,6 +30,7 @@ from typing import ParamSpec, TypeVar
 import psutil
 
 from orchestrator.errors import ConfigurationError
+from orchestrator.runtime.fork_server import RAYLET
 from orchestrator.runtime.processes import signal_seen
 from orchestrator.system import notices
 from orchestrator.system.logbook import LogAddition, addition
@@ -40,7 +41,6 @@ log = logging.getLogger(__name__)
 Arguments = ParamSpec("Arguments")
 Answer = TypeVar("Answer")
 
-RAYLET = "raylet"
 ANSWERED_S = 0.5
 LOOK_S = 0.5
 AGAIN_S = 1.0

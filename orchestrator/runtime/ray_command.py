@@ -40,6 +40,7 @@ from typing import Any
 import psutil
 
 from orchestrator.runtime import dead_nodes, idle_agent, worker
+from orchestrator.runtime.fork_server import RAYLET
 from orchestrator.system import python_process, release
 
 NODE_PATIENCE_S = 150.0
@@ -170,7 +171,7 @@ def raylet_runs() -> bool:
     """Return whether this process has started a raylet that has not ended."""
     for child in psutil.Process().children():
         with suppress(psutil.NoSuchProcess):  # another one, which has ended meanwhile
-            if child.name() == "raylet" and child.status() != psutil.STATUS_ZOMBIE:
+            if child.name() == RAYLET and child.status() != psutil.STATUS_ZOMBIE:
                 return True
     return False
 
