@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -71,9 +71,8 @@ def number_of(name: str) -> int | None:
     return number if 0 < number <= NUMBER_MAX and name == f"{number:06d}" else None
 
 
-def newest_number(folder: Path) -> int:
-    """Return the highest number of a checkpoint in this folder of a job's, 0 if there is none."""
-    names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
+def newest_number(names: Iterable[str]) -> int:
+    """Return the highest number of a checkpoint whose folder has one of these names, 0 if there is none."""
     return max((number_of(name) or 0 for name in names), default=0)
 
 

@@ -15,7 +15,6 @@ it, which Θ contains; adding it again would be an error of the same size.
 from __future__ import annotations
 
 import logging
-import re
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -370,8 +369,7 @@ def _momentum(spec: JobSpec, context: JobContext) -> tuple[dict[FragmentId, Tens
     url = writing.root_of(spec.checkpoints.folder, context.job, context.run_dir)
     count = 0
     try:
-        names = Folder.within(context.roots, url).folders()
-        count = max((writing.number_of(name) or 0 for name in names), default=0)
+        count = writing.newest_number(Folder.within(context.roots, url).folders())
         newest = _newest_checkpoint(context)
         states = outer_states(newest.folder(context.roots), newest.manifest)
         return {FragmentId(p): state.momentum for p, state in enumerate(states)}, newest.url, count
@@ -393,21 +391,23 @@ def _momentum_on_head(run_dir: Path) -> tuple[dict[FragmentId, Tensors], str]:
     """
     ask = head_of(run_dir)
     files: dict[str, RunFileFacts] = {} if ask is None else {facts.name: facts for facts in ask(files_of, run_dir)}
-    manifests = sorted(name for name in files if re.fullmatch(rf"{CHECKPOINTS}/\d+/{re.escape(MANIFEST)}", name))
-    if ask is None or not manifests:
+    places = [Path(name).parent for name in files if name.endswith(f"/{MANIFEST}")]
+    numbered = {writing.number_of(place.name) or 0: place for place in places if place.parent == Path(CHECKPOINTS)}
+    newest = numbered[max(numbered)] if any(numbered) else None
+    if ask is None or newest is None:
         raise DataError(detail="the head has no checkpoint of this job.")
-    newest = manifests[-1]
-    manifest = decode_manifest(whole_file(ask, run_dir, files[newest]), newest)
+    name = f"{newest}/{MANIFEST}"
+    manifest = decode_manifest(whole_file(ask, run_dir, files[name]), name)
+    digests = {file.name: file.digest for file in manifest.files}
     momentum: dict[FragmentId, Tensors] = {}
     for p in range(len(manifest.fragments)):
         name = momentum_name(p)
-        content = whole_file(ask, run_dir, files[newest.replace(MANIFEST, name)])
-        if blake2b(content, digest_size=16).hexdigest() != next(
-            file.digest for file in manifest.files if file.name == name
-        ):
-            raise DataError(detail=f"{name} of the newest checkpoint on the head is damaged.")
+        facts = files.get(f"{newest}/{name}")
+        content = whole_file(ask, run_dir, facts) if facts is not None else b""
+        if blake2b(content, digest_size=16).hexdigest() != digests.get(name):
+            raise DataError(detail=f"{name} of the newest checkpoint on the head is damaged or missing.")
         momentum[FragmentId(p)] = wire_format.decode(content)
-    return momentum, str((run_dir / newest).parent)
+    return momentum, str(run_dir / newest)
 
 
 def _event(

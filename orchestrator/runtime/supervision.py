@@ -18,6 +18,7 @@ busy, or stopped with its whole machine. Making is idempotent by the actor's nam
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -360,7 +361,9 @@ class SynchroniserKeeper:
         noted, run_dir = self._noted.history, Path(self._facts[1])
         history = max(noted, history_of(run_dir))
         had_theta = self.had_theta or (history > 0 and not noted)
-        return Past(had_theta, names, last_incarnations, history, newest_number(run_dir / CHECKPOINTS))
+        folder = run_dir / CHECKPOINTS
+        checkpoint_count = newest_number(os.listdir(folder)) if folder.is_dir() else 0
+        return Past(had_theta, names, last_incarnations, history, checkpoint_count)
 
     def look(self) -> bool:
         """Return whether there is a synchroniser, or one is about to be made.

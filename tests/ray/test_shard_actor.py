@@ -19,9 +19,10 @@ import pytest
 
 from orchestrator.channel.endpoint import Endpoint, Membership, Terms
 from orchestrator.channel.frames import SHARD
+from orchestrator.checkpoints.writing import momentum_name
 from orchestrator.core.effects import MergeFragment
 from orchestrator.core.vocabulary import CloseReason, Epoch, FragmentId, IslandId, PayloadId, Version, WeightedPayload
-from orchestrator.errors import Fenced
+from orchestrator.errors import DataError, Fenced
 from orchestrator.host.job_context import MergePool
 from orchestrator.parameters import wire_format
 from orchestrator.parameters.journal import Journal, continues
@@ -31,6 +32,8 @@ from orchestrator.parameters.tensors import digest
 from orchestrator.runtime.placement import Leaving
 from orchestrator.specification.config import parse_job
 from orchestrator.system.roots import AllowedRoots
+from orchestrator.system.run_folder import CHECKPOINTS
+from tests.checkpoints.making import make
 from tests.waiting import PATIENCE_S, wait_until
 
 SPEC = parse_job(
@@ -574,3 +577,29 @@ def test_planted_bugs_of_a_lost_shard_are_found(
     monkeypatch.setattr(remote_shard, "continues", bug)
     with pytest.raises(AssertionError, match=r"that were announced|rise by one|is answered from there"):
         list(map(told, range(SEEDS)))
+
+
+def test_momentum_is_that_of_the_newest_checkpoint_on_the_head_and_none_that_is_incomplete(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The head is asked, because the synchroniser's own machine and disk are lost."""
+    from orchestrator.runtime import salvaging
+
+    monkeypatch.setattr(salvaging, "head_of", lambda _: lambda function, *arguments: function(*arguments))
+    with pytest.raises(DataError, match="the head has no checkpoint of this job"):
+        salvaging._momentum_on_head(tmp_path)
+    for number in (999_999, 1_000_000):
+        make(tmp_path / CHECKPOINTS, number, islands=("a",))
+    newest = tmp_path / CHECKPOINTS / "1000000"
+    momentum, place = salvaging._momentum_on_head(tmp_path)
+    assert place == str(newest)
+    assert list(momentum) == [0, 1]
+    file = newest / momentum_name(1)
+    whole = file.read_bytes()
+    for content in (whole[:-1] + bytes([whole[-1] ^ 1]), None):
+        file.unlink()
+        if content is not None:
+            file.write_bytes(content)
+        with pytest.raises(DataError, match=f"{file.name} of the newest checkpoint on the head is damaged or missing"):
+            salvaging._momentum_on_head(tmp_path)
+        file.write_bytes(whole)
