@@ -212,6 +212,16 @@ RetentionFailedDaysOption = Annotated[
         "--retention-failed-days", metavar="DAYS", help="The same for failed jobs, which are never removed for room."
     ),
 ]
+StoreKeyOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--store-key",
+        envvar="ATOLL_STORE_KEY",
+        metavar="FILE",
+        help="A copy of HOME/store.key of the machine that used the store before: the key to what its service keeps there.",
+        show_default=False,
+    ),
+]
 RetentionBytesOption = Annotated[
     int | None,
     typer.Option(

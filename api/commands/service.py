@@ -16,6 +16,7 @@ from api.commands.common import (
     RetentionDaysOption,
     RetentionFailedDaysOption,
     RunsOption,
+    StoreKeyOption,
     console,
     say,
 )
@@ -104,16 +105,6 @@ StoreOption = Annotated[
         metavar="URL",
         help="Folder, s3://, gs:// or az:// for the logs of mirrored jobs, and for what another machine needs to take over. "
         "Remembered in the home.",
-        show_default=False,
-    ),
-]
-StoreKeyOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--store-key",
-        envvar="ATOLL_STORE_KEY",
-        metavar="FILE",
-        help="A copy of HOME/store.key of the machine that used the store before, to take over from it.",
         show_default=False,
     ),
 ]

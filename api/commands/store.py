@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from api.commands.common import JsonOption, console, echo, print_json, say
+from api.commands.common import JsonOption, StoreKeyOption, console, echo, print_json, say
 from orchestrator.errors import DataError, InfrastructureError, NotFound
 from orchestrator.system import object_store, store_log, succession
 from orchestrator.system.mirror import JOBS, JobObjects
@@ -21,16 +21,6 @@ from orchestrator.system.run_folder import SHARDS
 REQUESTS_MAX = 16
 _LOG_NAME = re.compile(rf"{JOBS}/([^/]+(?:/{SHARDS}/[0-9]+)?)/")
 UrlArgument = Annotated[str, typer.Argument(metavar="URL", help="The store, as for `atoll up --store`.")]
-StoreKeyOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--store-key",
-        envvar="ATOLL_STORE_KEY",
-        metavar="FILE",
-        help="HOME/store.key, for the copy of the service.",
-        show_default=False,
-    ),
-]
 JobOption = Annotated[str | None, typer.Option("--job", metavar="JOB", help="Only this job.", show_default=False)]
 
 
