@@ -104,6 +104,12 @@ def main() -> None:
         if wanted is None:
             return
         arguments = wanted
+    run(arguments)
+
+
+def run(arguments: list[str]) -> None:
+    """Run Ray's program in this process, with these arguments. The first is the program's path."""
+    if Path(arguments[0]).name == RAY_PROGRAM:
         name_titles()
     sys.argv[:] = arguments
     runpy.run_path(sys.argv[0], run_name="__main__")

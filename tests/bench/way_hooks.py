@@ -97,7 +97,7 @@ def worker_main() -> None:
 
     manager._make_actor_method_executor = hooked
     threading.setprofile(notes.hook)
-    worker.main()
+    worker.run(sys.argv[1:])  # not a fork, which would have no thread that watches
 
 
 def main() -> None:
