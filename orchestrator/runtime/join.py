@@ -294,9 +294,8 @@ class Heads:
 
     def _has_moved(self) -> bool:
         """Return whether there is another head. One that started again from its own disk has its nodes still."""
-        assert self._store is not None
         try:
-            later = newest_head(self._store, self._head.number if self._head is not None else 0)
+            later = self._newer_head()
         except (OSError, AtollError) as error:
             log.debug("the store does not say whether there is another head: %s", error)
             return False
@@ -305,12 +304,17 @@ class Heads:
             before is None or (later.cluster, later.address) != (before.cluster, before.address)
         )
 
+    def _newer_head(self) -> Head | None:
+        """Return the newest head in the store, None if that is known already. Raises as ``newest_head``."""
+        assert self._store is not None
+        return newest_head(self._store, self._head.number if self._head is not None else 0)
+
     def _address_now(self) -> tuple[str, str]:
         """Return the head's address, or none and the reason."""
         if self._store is None:
             return self.address, ""
         try:
-            self._head = newest_head(self._store, self._head.number if self._head is not None else 0) or self._head
+            self._head = self._newer_head() or self._head
         except (OSError, DataError) as error:
             return self.address, "" if self.address else str(getattr(error, "strerror", None) or error)
         if self._head is None or not self._head.address:
