@@ -93,7 +93,9 @@ def test_islands_end_when_their_synchroniser_is_gone(start: Start) -> None:
 
 
 def test_a_bug_ends_the_job_as_failed_and_everything_with_it(port: RayControlPort, tmp_path: Path) -> None:
-    spec = parse_job(synthetic(steps=10, groups=("us-east",)))
+    document = synthetic(steps=10, groups=("us-east",))
+    document["islands"][0] |= {"accelerator": "gpu", "accelerators": 1024}  # no island starts and meets the bug first
+    spec = parse_job(document)
     port.start_job("broken", spec.model_copy(update={"trainer": "learners.synthetic:missing"}), tmp_path)
     job = Job(port, "broken", tmp_path)
     job.wait_until((tmp_path / "status.json").exists, "the end")

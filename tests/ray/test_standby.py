@@ -42,7 +42,7 @@ def test_a_standbys_process_becomes_the_island_and_remains_it_through_the_deaths
     assert any(isinstance(f, PlaceIsland) and f.standby == ("us-east-standby", 1) for r in placed for f in r.effects)
     assert "which was us-east-standby" in (job.run_dir / "logs" / "islands" / "us-east-2.log").read_text()
 
-    os.kill(job.island("us-west")["pid"], signal.SIGKILL)
+    os.kill(job.wait_for_state("us-west", "training")["pid"], signal.SIGKILL)
     job.wait_for_merge("us-west", 2)  # it found its donor under the name that the donor's process was made with
     assert [e.donor for e in job.events(CaughtUp, "us-west") if e.incarnation == 2] == ["us-east"]
 
