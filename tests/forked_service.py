@@ -2,7 +2,7 @@
 
 It stands for ``api.installation.home`` in ``atoll up`` as tests type it, for a service that has no Ray behind it. The
 fork has what a new process would have: its session, folder, files, output, environment and command line, the last two
-also for whoever looks from outside. Where that cannot be had, it becomes the real program: where the interpreter is to
+also as seen from outside. Where that cannot be had, it becomes the real program: where the interpreter is to
 have other variables, and where the kernel refuses. ``tests/attack/test_environment.py`` starts services without a fork.
 """
 
@@ -42,7 +42,7 @@ SHOWN: list[object] = []
 
 
 class Service:
-    """As much of a ``subprocess.Popen`` as whoever starts a service looks at."""
+    """The part of ``subprocess.Popen`` that those who start a service use."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid

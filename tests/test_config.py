@@ -1,4 +1,4 @@
-"""A job specification: every problem at once, each with its remedy; what the core is told of it."""
+"""A job specification: every problem at once, each with its remedy; what reaches the core."""
 
 from __future__ import annotations
 

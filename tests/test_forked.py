@@ -1,4 +1,4 @@
-"""A forked service is, for whoever looks, the process that would have been started."""
+"""A forked service looks from outside like the process that would have been started."""
 
 from __future__ import annotations
 

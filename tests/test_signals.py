@@ -17,7 +17,7 @@ def ran(code: str, *numbers: signal.Signals, ignoring: signal.Signals | None = N
     """Exit code and output of a Python that gets these signals once it has printed a line."""
 
     def begin() -> None:
-        for each in signals.ENDING:  # whoever runs the tests may ignore one
+        for each in signals.ENDING:  # the shell that runs the tests may ignore one
             signal.signal(each, signal.SIG_IGN if each == ignoring else signal.SIG_DFL)
 
     program = f"import os, signal, sys, time; from orchestrator.system import signals\n{code}"

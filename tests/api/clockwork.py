@@ -210,7 +210,7 @@ class Clockwork:
             if (after := json.dumps(record)) != before:
                 draft = path.with_suffix(".draft")
                 draft.write_text(after)
-                draft.replace(path)  # whoever is killed meanwhile leaves the one or the other
+                draft.replace(path)  # a process that is killed here leaves one or the other
 
 
 @dataclass(frozen=True)
@@ -258,7 +258,7 @@ def leave_results(run_dir: Path, job_id: str, world: SimulatedJob, status: Statu
 
 
 def replace(path: Path, text: str) -> None:
-    """As a real job leaves its files: in the place of whatever lies there, and through no link."""
+    """As a real job leaves its files: replacing what is there, and through no link."""
     if path.is_dir() and not path.is_symlink():
         path.rename(path.with_name(f"{path.name}.aside"))
     draft = path.with_name(f"{path.name}.draft")

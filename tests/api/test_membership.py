@@ -51,7 +51,7 @@ def test_a_job_is_scaled_up_to_its_count_max_and_down_again(http: httpx.Client, 
     wait_until(lambda: state_of(http, job, "us-east-1") == "training")
     assert "us-east-1 leaves" in service.atoll("scale", job, "us-east", "1")
     wait_until(lambda: state_of(http, job, "us-east-1") == "drained")
-    assert http.get(f"/v1/jobs/{job}").json()["island_count"] == 3, "whoever has trained is no spare again"
+    assert http.get(f"/v1/jobs/{job}").json()["island_count"] == 3, "an island that has trained is no spare again"
     assert "0 to 3 islands" in service.atoll("scale", job, "us-east", "4", code=1)
     assert http.post(f"/v1/jobs/{job}/scale", json={"node_group": "us-east", "count": -1}).status_code == 422
     decided(http, http.post(f"/v1/jobs/{job}/cancel"))

@@ -103,7 +103,7 @@ def test_what_was_said_is_what_ray_is_started_with(tmp_path: Path) -> None:
 
 def test_a_machine_asks_its_cloud_unless_it_is_told_not_to(monkeypatch: pytest.MonkeyPatch) -> None:
     options = join.parser().parse_args(["--address", "h:1", "--token-file", "t", "--group", "g", "--region", "r"])
-    monkeypatch.setenv("SECRET_KEY", "of whoever calls")
+    monkeypatch.setenv("SECRET_KEY", "of the caller")
     monkeypatch.delenv("ATOLL_NOTICES", raising=False)
     assert join.environment(options)["ATOLL_NOTICES"] == "auto"
     monkeypatch.setenv("ATOLL_NOTICES", "off")

@@ -29,7 +29,7 @@ def troubled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]
 
 
 def changing_paths(service: Installation) -> list[tuple[str, str]]:
-    """Every operation that a body could be sent to, and two that are none."""
+    """Every operation that a body could be sent to, and two paths that are no operation."""
     with service.http("") as http:
         paths = http.get("/openapi.json").json()["paths"]
     fill = {"{job}": "a", "{island}": "a", "{name}": "a", "{run}": "a", "{node_group}": "a"}

@@ -177,7 +177,7 @@ def test_anything_in_the_place_of_a_log_or_a_report_is_no_way_out_of_the_folder(
     remove(path)
     THINGS[thing](path)
     if (thing, name) == ("a terabyte", "report.html"):
-        os.truncate(path, 1 << 20)  # whose download would be whole, and is nobody's harm
+        os.truncate(path, 1 << 20)  # whose download would be whole, and harms nobody
     try:
         own = looked_round(http, ended, well, *PLACES[name])
         assert own.get("/logs", 200) == 200

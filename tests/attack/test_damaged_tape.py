@@ -112,7 +112,7 @@ def test_a_damaged_tape_beside_a_past_is_damage_and_no_beginning(folder: Path, d
         assert "the job has run before" in str(refused.value)
         assert "Restore the tape" in str(refused.value)
     after = {path.name: path.read_bytes() for path in (folder / "journal").glob("*")}
-    assert after == journal, "what was merged is there for whoever puts the tape back"
+    assert after == journal, "what was merged is there once the tape is put back"
 
 
 @pytest.mark.parametrize("name", ["status.json", "report.json", "merged.safetensors", "snapshot"])

@@ -56,8 +56,8 @@ DAMAGES: dict[str, Callable[[Path], None]] = {
     "deep": lambda path: put(path, b"[" * 100_000),
     "digits": lambda path: put(path, b"9" * 10_000),
     "an infinite pid": json_of(pid=float("inf")),
-    "a pid that is none": json_of(pid=float("nan")),
-    "a port that is none": json_of(url="http://127.0.0.1:99999999"),
+    "a pid that is not a number": json_of(pid=float("nan")),
+    "a port that is too high": json_of(url="http://127.0.0.1:99999999"),
     "numbers": json_of(url=1, runs=2, certificate=3),
 }
 
@@ -97,7 +97,7 @@ class Waited(Exception):
 
 @pytest.fixture
 def bounded() -> Iterator[None]:
-    """Whoever waits is woken, and whoever reads 64 GiB finds no room."""
+    """A process that waits is woken, and one that reads 64 GiB finds no room."""
 
     def wake(*_: object) -> None:
         raise Waited

@@ -74,7 +74,7 @@ def test_a_running_service_is_found_whatever_its_address_file_is(cold: Installat
         assert cold.home.address() == before, f"{name}: it is written again"
     path.write_text(json.dumps({"url": "http://127.0.0.1:1", "pid": os.getpid(), "runs": "/"}))
     assert "already running" in cold.up()
-    assert cold.home.address() == before, "that of another process is none"
+    assert cold.home.address() == before, "another process's address is not taken"
     path.write_bytes(b"")
     assert "stopping the service" in cold.atoll("down")
     assert not cold.home.running()

@@ -1,4 +1,4 @@
-"""What lies in a home and in runs is its owner's alone, whatever the umask of whoever started it (finding 19).
+"""What lies in a home and in runs is its owner's alone, whatever the umask it was started with (finding 19).
 
 Of a job on Ray, whose islands and synchroniser write it: ``tests/ray/test_service.py``.
 """

@@ -225,7 +225,7 @@ def test_the_home_is_no_root(tmp_path: Path) -> None:
 
 @pytest.fixture
 def beside(tmp_path: Path) -> Iterator[tuple[Path, AllowedRoots]]:
-    """A root with links and special files in it, and something beside it that is nobody's business."""
+    """A root with links and special files in it, and something beside it that nobody may read."""
     root, secret = tmp_path / "root", tmp_path / "secret"
     root.mkdir()
     secret.mkdir()

@@ -1,4 +1,4 @@
-"""A head that is dead and a job that is silent hold up whoever asks about them, and nobody else."""
+"""A head that is dead and a job that is silent hold up those who ask about them, and nobody else."""
 
 from __future__ import annotations
 

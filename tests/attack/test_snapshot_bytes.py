@@ -46,7 +46,7 @@ def stack_global(module: str, name: str, argument: str) -> bytes:
 
 
 def pickles(witness: Path) -> dict[str, bytes]:
-    """Hostile, each in its way, to whoever unpickles: most would make the file ``witness``."""
+    """Bytes that would harm a process that unpickles them: most would make the file ``witness``."""
     touch = f"touch {witness}"
     return {
         "a module of ours, and dots to os.system": stack_global("orchestrator.tape.storage", "gzip.os.system", touch),

@@ -1,4 +1,4 @@
-"""One job is no matter of another: whatever its row, its folder or its answer is, the rounds of the service go on."""
+"""One job cannot hold up others: whatever its row, its folder or its answer is, the rounds of the service go on."""
 
 from __future__ import annotations
 
@@ -66,10 +66,10 @@ MALFORMED: dict[str, Callable[[Any], Any]] = {
     "a number": lambda told: 7,
     "no view": lambda told: {name: value for name, value in told.items() if name != "view"},
     "a view of nothing": lambda told: told | {"view": None},
-    "islands that are none": lambda told: told | {"view": told["view"] | {"islands": [5]}},
+    "islands that are numbers": lambda told: told | {"view": told["view"] | {"islands": [5]}},
     "a phase unknown": lambda told: told | {"view": told["view"] | {"phase": "somewhere"}},
     "a lone surrogate": lambda told: told | {"view": told["view"] | {"reason": "\ud800"}},
-    "commands that are none": lambda told: told | {"commands": 5},
+    "commands that are a number": lambda told: told | {"commands": 5},
     "a version that is text": lambda told: told | {"view": told["view"] | {"global_version": "many"}},
 }
 

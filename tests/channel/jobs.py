@@ -102,6 +102,6 @@ def _serve(pipe: Connection, facts: tuple[str, int, bytes, Identity | None, List
     server.serve("theta", content_of(size))
     pipe.send(server.ticket("theta", ISLAND))
     try:
-        pipe.recv()  # nothing comes: it ends with whoever started it
+        pipe.recv()  # nothing comes: it ends with the process that started it
     except EOFError:
         server.close()

@@ -1,4 +1,4 @@
-"""What is left of it: nothing, whoever closes and whoever is killed."""
+"""Nothing is left of a channel, whichever side closes it or is killed."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ def test_an_island_that_dies_while_it_measures_is_replaced_by_another_and_the_la
     (first,) = merged(story, 1, after=5.0)
     again = the(Evaluate, story.dies("b"))
     assert (first.island, again.island, again.limit_s) == ("b", "a", first.limit_s)
-    third = the(Evaluate, story.falls_silent("a"))  # whoever is silent may never answer
+    third = the(Evaluate, story.falls_silent("a"))  # a silent island may never answer
     assert third.island == "c"
     beside = the(Evaluate, story.dies("c"))
     assert (beside.island, beside.versions) == (None, ())

@@ -57,7 +57,7 @@ class Decisions:
 
     @property
     def digest(self) -> str:
-        """Nothing has none: whoever watches no core any more is to hear of it."""
+        """Nothing has none: a test that no longer watches a core has to fail."""
         assert self.count, "no decision was seen"
         return self._digest.hex()[:CHARACTERS]
 

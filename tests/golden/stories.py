@@ -430,7 +430,7 @@ STORIES: dict[str, Callable[[], Scenario]] = {
 
 
 def recorded(name: str) -> str:
-    """Return the recorded text; an empty one if there is none."""
+    """Return the recorded text; an empty text before the first recording."""
     path = FOLDER / f"{name}.txt"
     return path.read_text() if path.exists() else ""
 

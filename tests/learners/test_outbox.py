@@ -1,4 +1,4 @@
-"""The reliable outbox for several threads: whoever waits is woken, and a report is read by whoever asks for it."""
+"""The reliable outbox for several threads: a thread that waits is woken, and any thread may read a report."""
 
 from __future__ import annotations
 

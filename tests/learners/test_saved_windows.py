@@ -1,4 +1,4 @@
-"""A process of an island reads of a checkpoint what is to lie on its devices, whoever wrote it, and nothing else."""
+"""A process of an island reads from a checkpoint only what its own devices hold, no matter which process wrote it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ PARAMETERS = 400_000
 """In five matrices of eight columns."""
 
 
-# ── arrays, whoever wrote them ────────────────────────────────────────────────────────────────────────────────────────
+# ── arrays, whichever process wrote them ──────────────────────────────────────────────────────────────────────────────
 
 
 def parts_of(shape: tuple[int, ...], chance: random.Random, count: int) -> list[Bounds]:

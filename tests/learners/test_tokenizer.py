@@ -1,4 +1,4 @@
-"""Text becomes the tokens of the job's tokenizer, the same on every node; a file that is none is refused."""
+"""Text becomes the tokens of the job's tokenizer, the same on every node; a file that is no tokenizer is refused."""
 
 from __future__ import annotations
 

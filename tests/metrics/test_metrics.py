@@ -1,4 +1,4 @@
-"""`/metrics`: the jobs' own totals, whoever is silent left out, and nothing that grows with what callers make up."""
+"""`/metrics`: the jobs' own totals, silent jobs left out, and nothing that grows with what callers make up."""
 
 from __future__ import annotations
 

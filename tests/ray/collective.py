@@ -4,7 +4,7 @@
                 heard before is silent, up to a patience, as collectives have a timeout
     connect     a control port to real Ray that makes jobs of the name ``waiting`` of such islands
 
-Nothing is faked: the processes stand still, their own clocks measure it, and whoever judges reads it off the tape.
+Nothing is faked: the processes stand still, their own clocks measure it, and the judge reads it off the tape.
 """
 
 from __future__ import annotations

@@ -131,7 +131,7 @@ class Job:
             raise AssertionError(f"{error}; {self.story()}") from None
 
     def story(self) -> str:
-        """What is known of the job, for whoever waited for it in vain."""
+        """What is known of the job, for the message of a wait in vain."""
         crash, logs = self.run_dir / "crash.txt", sorted(self.run_dir.rglob("*synchroniser*.log"))
         said = [f"{log}:\n{log.read_text()[-3000:]}" for log in logs]
         broken = crash.read_text() if crash.exists() else "it has not crashed"

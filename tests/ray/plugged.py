@@ -1,6 +1,6 @@
 """Processes of a job that wait as long as a test needs to catch them in the act: before they write a file of a checkpoint,
-an island before it says that it has started, and before it hands its state over, and whoever measures before that. And
-islands that count their steps where a test reads them, whoever else hears of them or not.
+an island before it says that it has started, and before it hands its state over, and the one that measures before that. And
+islands that count their steps in a file that a test reads.
 
 Whoever imports this module does so: islands by their trainer, the synchroniser by its class.
 """
@@ -28,7 +28,7 @@ PLUGS = Path(tempfile.gettempdir()) / "atoll-plugs"
 
 
 WARM_UP, HAND_OVER, MEASURE, BEGIN = "warm-up", "hand-over", "measure", "begin"
-"""Acts of an island; whoever measures, and gives the parameters that a job begins with, may be another process."""
+"""Acts of an island. Another process may measure, and give the parameters that a job begins with."""
 
 
 def create(spec: Mapping[str, Any], shard_index: int, shard_count: int) -> synthetic.SyntheticTrainer:
@@ -90,7 +90,7 @@ class SynchroniserActor(synchroniser_actor.SynchroniserActor):
 
 
 def plug_of(path: Path) -> Path:
-    """What lies there while whoever would write the file at ``path`` waits."""
+    """The file that exists while the writer of the file at ``path`` waits."""
     return PLUGS / blake2b(str(path).encode(), digest_size=16).hexdigest()
 
 

@@ -18,7 +18,7 @@ FACTORY = "Try it outside a job first"
 SAID = {
     "exits": ("trainer 'tests.ray.broken:exits' raises SystemExit: no licence for this machine.", FACTORY),
     "raises": ("trainer 'tests.ray.broken:raises' raises Unsendable: the layers do not fit.", FACTORY),
-    "is_killed": ("died",),  # the evaluator twice, or the island once: whoever is sooner
+    "is_killed": ("died",),  # the evaluator twice, or the island once: whichever comes first
     "returns_nothing": ("trainer 'tests.ray.broken:returns_nothing' returns None", "learners.contract.Trainer"),
     "missing": ("trainer 'tests.ray.broken:missing' cannot be imported (AttributeError", "package.module:function"),
     "exits_in_evaluator": ("tensor_shapes of the trainer 'tests.ray.broken:exits_in_evaluator'", "no table", FACTORY),

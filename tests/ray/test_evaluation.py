@@ -26,7 +26,7 @@ ATTEMPTS = 5
 
 @pytest.fixture
 def unmeasured(plug: Callable[[Path], Path]) -> Path:
-    """While it is there, whoever is to measure waits."""
+    """While it is there, the process that is to measure waits."""
     from tests.ray import plugged  # here, because it imports Ray
 
     return plug(plugged.act(SEED, plugged.MEASURE))

@@ -27,7 +27,7 @@ from tests.waiting import PATIENCE_S, wait_until
 
 ELSEWHERE = {
     r"source |(\.venv/bin/)?atoll (up|down|--help)": "the tutorial, of which these are parts",
-    r"make ": "CI, and whoever reads this: they are what runs the tests",
+    r"make ": "CI and developers run these: they are what runs the tests",
     r".*python -m pytest": "parts of `make test`",
     r"kubectl |.*\| kubectl ": "no cluster is here; what is applied passes the schemas (`make kubernetes-check`), and "
     "has the names that are typed (tests/kubernetes)",

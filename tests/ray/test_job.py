@@ -99,7 +99,7 @@ def test_a_job_that_cannot_be_placed_waits_and_says_what_it_asked_what_there_is_
 def test_a_job_outlives_the_process_that_started_it_and_ends_as_it_should_though_its_synchroniser_dies_at_its_end(
     home: Path, port: RayControlPort, tmp_path: Path
 ) -> None:
-    """The budget ends while nobody decides, or soon after: whoever decides stands still from the job's beginning."""
+    """The budget ends while nobody decides, or soon after: the synchroniser stands still from the job's beginning."""
     program = """
 import json, signal, sys
 from pathlib import Path

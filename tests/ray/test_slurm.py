@@ -83,7 +83,7 @@ read -r _
 
 
 class Slurm:
-    """A queue with one node. ``environment`` is that of whoever submits."""
+    """A queue with one node. ``environment`` is the submitter's."""
 
     def __init__(self, folder: Path, environment: dict[str, str], tracking: str) -> None:
         self.folder, self._tracking = folder, tracking

@@ -1,4 +1,4 @@
-"""A standby takes a killed island's place: its process trains on under the island's name, whoever is killed next."""
+"""A standby takes a killed island's place: its process trains on under the island's name, whichever is killed next."""
 
 from __future__ import annotations
 

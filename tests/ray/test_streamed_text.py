@@ -28,7 +28,10 @@ from tests.ray.jobs import Job, assert_sound
 
 pytestmark = pytest.mark.ray
 VOCABULARY, STEPS = 384, 120
-STEPS_OF_SURVIVOR, STEPS_OF_FIRST_LIFE = 8, 40  # of the job's schedule: whoever starts late finds the rest of them
+STEPS_OF_SURVIVOR, STEPS_OF_FIRST_LIFE = (
+    8,
+    40,
+)  # of the job's schedule: an island that starts late finds the rest of them
 SURVIVOR, VICTIM = "us-east", "asia"
 
 

@@ -1,4 +1,4 @@
-"""Reports reach whoever keeps them, few while nobody reads; offers that died with a synchroniser reach the next one."""
+"""Reports reach their keeper, few while nobody reads. Offers that died with a synchroniser reach the next one."""
 
 from __future__ import annotations
 

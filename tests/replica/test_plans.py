@@ -1,4 +1,4 @@
-"""Plans are data: whoever carries them out, in one process or in several, has the values that the counters speak of."""
+"""Plans are data: carried out in one process or in several, they give the values that the counters state."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Service:
         self.published: dict[tuple[int, int], float] = {}
 
     def publish(self, fragment: int, merges: int | None) -> Publication:
-        """``merges``: the offer so many before the latest is in it, if it is none that was merged before."""
+        """``merges``: the offer so many before the latest is in it, unless it was merged before."""
         made = self.made[fragment]
         if merges is not None and merges < len(made):
             self.merged[fragment] = max(self.merged[fragment], made[-1 - merges])

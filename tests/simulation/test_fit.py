@@ -21,7 +21,7 @@ from tests.harness.reports import of_kind
 ASIA, EUROPE, EAST = IslandId("asia"), IslandId("europe"), IslandId("us-east")
 STEPS_S = (0.05, 0.05, 0.06, 0.07)
 WIDE = replace(sample_policy(4, steps=400, grace_cap_steps=3.0), overlap_steps=6)
-"""A grace window wide enough that who merges with whom is no matter of luck."""
+"""A grace window so wide that chance does not decide who merges with whom."""
 
 
 def _world(policy=WIDE, **changes):

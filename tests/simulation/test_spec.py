@@ -108,7 +108,7 @@ def test_all_systems_are_simulated_under_the_same_failures():
         assert row["goodput"] + sum(row["badput"].values()) == pytest.approx(1.0)
     away = {system: row["badput"]["slice away"] for system, row in rows.items() if system != "data-parallel"}
     assert len({rows[s]["badput"]["stalled: shrinking"] for s in ("diloco", "streaming-diloco")}) == 1
-    assert max(away.values()) < 2 * min(away.values()), "the same slices are away, whoever misses them"
+    assert max(away.values()) < 2 * min(away.values()), "the same slices are away, whichever island misses them"
 
 
 def test_an_interruption_leaves_all_systems_at_the_same_instant():

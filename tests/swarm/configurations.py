@@ -175,7 +175,7 @@ class _Draw:
         if self.on(MEASURING_ISLANDS):
             time_ratio = self.measuring.choice((None, 0.05, 1.0))
             policy = replace(policy, evaluation=EvaluationPolicy(24, time_ratio, on_islands=True))
-            patience += (self.fragments + 1) * _longest(plan.evaluate_s)  # whoever measures trains later
+            patience += (self.fragments + 1) * _longest(plan.evaluate_s)  # an island that measures trains later
         if self.on(STANDBYS):
             policy, plan = with_standbys(policy, plan, self.standbys, self.calm_at - SILENCE_MAX_S, SILENCE_MAX_S)
         upgrades = self.seed >= UPGRADES_FROM_SEED

@@ -1,4 +1,4 @@
-"""A snapshot with what came behind it on the tape is worth the whole tape, and one that cannot be trusted is none."""
+"""A snapshot and the tape's records after it equal the whole tape. A snapshot that cannot be trusted is not used."""
 
 from __future__ import annotations
 

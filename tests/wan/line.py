@@ -1,7 +1,7 @@
 """A region's line to the others: its rate by ``tc tbf``, its length and losses by a relay between two devices (``relay.c``).
 
 The kernel's own delaying discipline (netem) is not everywhere. The relay is a small C program, built by gcc each time that
-lines are; its devices are its own, so they vanish with it, and it ends when whoever started it does.
+lines are; its devices are its own, so they vanish with it, and it ends when the process that started it does.
 """
 
 from __future__ import annotations

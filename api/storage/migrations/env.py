@@ -1,4 +1,4 @@
-"""Alembic's entry: run the migrations on the connection, and in the transaction, of whoever asked for them."""
+"""Alembic's entry: run the migrations on the caller's connection, in the caller's transaction."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Processes are killed while a checkpoint is taken: it is whole or not there.
 
-To catch them in the act, whoever writes a file of it waits for as long as the test needs (``tests.ray.plugged``).
+To catch them in the act, the writer of a file waits for as long as the test needs (``tests.ray.plugged``).
 """
 
 from __future__ import annotations

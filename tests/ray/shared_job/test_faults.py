@@ -1,6 +1,6 @@
 """Islands that are killed or stopped, in real processes: the others never stall, and the island comes back and gives again.
 
-An island is held where it is until the others have trained on: whoever waited for it would never do so.
+An island is held where it is until the others have trained on: if they waited for it they would never do so.
 """
 
 from __future__ import annotations

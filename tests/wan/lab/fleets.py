@@ -80,7 +80,7 @@ class CollectiveFleet:
 
     def start(self, more: Mapping[str, Any]) -> None:
         plan, places = self._plan, self.regions.places
-        log = tempfile.TemporaryFile("w+")  # noqa: SIM115, what gloo says, for whoever waits in vain
+        log = tempfile.TemporaryFile("w+")  # noqa: SIM115, what gloo says, for the error of a wait in vain
         for rank, name in enumerate(plan.names):
             setting = {
                 "method": self.method,

@@ -18,7 +18,7 @@ from tests.wan.lab.collective import METHODS
 MEGA = 1e6
 CODEC_BITS = {name: bits_of(name) for name in CODEC_NAMES}
 WINDOW_BYTES = 64 << 20
-"""What each buffer of a connection may hold: whoever trains over long lines sets that, for every method alike."""
+"""What each buffer of a connection may hold: people who train over long lines set that, and it is equal for every method."""
 OURS = "atoll "
 """Before a codec: the method's name in tables."""
 
