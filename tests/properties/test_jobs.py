@@ -105,7 +105,7 @@ def test_once_faults_end_every_fragment_advances_and_the_job_ends(job):
 
 @settings(parent=many, max_examples=15)
 @given(evacuated_jobs())
-def test_islands_that_leave_within_one_round_leave_in_a_rounds_time_and_lose_nothing(job):
+def test_where_all_islands_depart_together_each_is_drained_in_a_rounds_time_and_nothing_is_lost(job):
     policy, plan, _ = job
     world = World(*job).run(until=max(fault.at for fault in plan.faults) + 10.0)
     noticed = {r.event.island: r.event.at for r in world.sink.records if isinstance(r.event, e.NoticeReceived)}

@@ -49,7 +49,7 @@ from tests.swarm import __main__ as command
 from tests.swarm import trial
 from tests.swarm.configurations import (
     ABSENCES,
-    EVACUATIONS,
+    ALL_ISLANDS_DEPART,
     FEATURES,
     HANGS,
     HANGS_FROM_SEED,
@@ -106,7 +106,7 @@ def test_the_seeds_visit_every_feature_event_effect_and_reason(survivors):
     } - survivors.keys():  # none, unless this test was asked for alone
         survivors[seed] = trial.run(seed)
     features = set().union(*(draw(seed).features for seed in survivors))
-    later = {STANDBYS, SEVERAL_DONORS, SAVING, MEASURING_ISLANDS, NOTICES, HANGS, EVACUATIONS, ABSENCES}
+    later = {STANDBYS, SEVERAL_DONORS, SAVING, MEASURING_ISLANDS, NOTICES, HANGS, ALL_ISLANDS_DEPART, ABSENCES}
     later |= {QUORUM_RATIO, OVERLOAD}
     assert features == {*FEATURES, *MEMBERSHIP, *SPOILT_LINKS, *HEALTH, *later}
     carried = (*get_args(CarriedReport), *get_args(commands.OperatorCommand))

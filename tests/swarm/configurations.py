@@ -57,9 +57,9 @@ NOTICES = FaultKind.NOTICE.value
 HANGS, HANGS_FROM_SEED = FaultKind.HANG.value, 1000
 UPGRADES_FROM_SEED = 1000
 QUORUM_RATIO, OVERLOAD = "quorum by ratio", "overload"
-EVACUATIONS = "evacuations"
+ALL_ISLANDS_DEPART = "all islands depart together"
 ABSENCES = "absences"
-"""Features added later still. Hangs, evacuations in which all islands are to leave within a round, and groups without a node
+"""Features added later still. Hangs, islands that all depart within one round, and groups without a node
 are only in seeds above those whose decisions are recorded."""
 LATER = {*MEMBERSHIP, *MEMBERSHIP.values(), *SPOILT_LINKS, *HEALTH, NOTICES, HANGS} - {FaultKind.READD}
 FEATURES = (
@@ -140,7 +140,7 @@ class _Draw:
         features |= {HANGS} if seed >= HANGS_FROM_SEED and self.hangs.random() < 0.5 else set()
         features |= {feature for feature in (QUORUM_RATIO, OVERLOAD) if self.overload.random() < 0.3}
         features |= {ABSENCES} if seed >= HANGS_FROM_SEED and self.absences.random() < 0.5 else set()
-        features |= {EVACUATIONS} if seed >= HANGS_FROM_SEED and self.evacuations.random() < 0.5 else set()
+        features |= {ALL_ISLANDS_DEPART} if seed >= HANGS_FROM_SEED and self.evacuations.random() < 0.5 else set()
         self.features = frozenset(features | {feature for feature in HEALTH if self.health.random() < 0.5})
         choice, randint = self.random.choice, self.random.randint
         self.islands = [IslandId(f"island-{n}") for n in range(randint(1, 8))]
@@ -170,7 +170,7 @@ class _Draw:
         if self.on(QUORUM_RATIO):
             ratio, floor_steps = self.overload.choice((0.25, 0.5, 1.0)), self.overload.choice((0.0, 0.5, 2.0))
             policy = replace(policy, quorum_ratio=ratio, grace_floor_steps=floor_steps)
-        if self.on(EVACUATIONS):
+        if self.on(ALL_ISLANDS_DEPART):
             policy = replace(policy, leaving_closes=True)
         if self.on(MEASURING_ISLANDS):
             time_ratio = self.measuring.choice((None, 0.05, 1.0))
@@ -298,7 +298,7 @@ class _Draw:
             faults.append(
                 Fault(uniform(0.0, until), FaultKind.NOTICE, self.notices.choice(self.islands), uniform(0, 4))
             )
-        for _ in range(self.evacuations.randint(1, 2) if self.on(EVACUATIONS) else 0):
+        for _ in range(self.evacuations.randint(1, 2) if self.on(ALL_ISLANDS_DEPART) else 0):
             uniform = self.evacuations.uniform
             begun, lasts = uniform(0.0, until), uniform(0.1, SILENCE_MAX_S)
             faults += [
