@@ -209,6 +209,17 @@ def test_a_figure_has_a_command_a_date_and_a_commit() -> None:
 # ── what can be read ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+def test_the_pages_state_one_order_of_upgrade() -> None:
+    """Service, head, nodes: a service may be newer than its cluster, and a node joins only a head of its wire number."""
+
+    def order(page: str, heading: str) -> list[str]:
+        section = (ROOT / "docs" / "guide" / page).read_text().split(f"## {heading}\n")[1].split("\n## ")[0]
+        return re.findall(r"^\d\. (?:The )?\*\*(?:The )?(\w+)\*\*", section, re.MULTILINE)
+
+    assert order("upgrade.md", "Several machines") == ["service", "jobs", "head", "nodes"]
+    assert order("kubernetes.md", "Upgrade") == ["service", "head", "workers"]
+
+
 def test_readme_fits_a_screen_or_three() -> None:
     lines = README.read_text().splitlines()
     assert len(lines) <= README_LINES_MAX
