@@ -18,7 +18,7 @@ from safetensors.numpy import load_file
 
 from orchestrator.errors import NotFound
 from orchestrator.host import records
-from orchestrator.runtime import cluster
+from orchestrator.runtime import cluster, fork_server
 from orchestrator.runtime.control_port import RayControlPort
 from orchestrator.tape.replay import replay
 from orchestrator.tape.storage import read_tape
@@ -105,7 +105,7 @@ import json, signal, sys
 from pathlib import Path
 from orchestrator.specification.config import parse_job
 from orchestrator.host import records
-from orchestrator.runtime import cluster
+from orchestrator.runtime import cluster, fork_server
 from orchestrator.runtime.control_port import connect
 port = connect(Path(sys.argv[1]))
 port.start_job("orphan", parse_job(json.loads(sys.argv[3])), Path(sys.argv[2]))
@@ -152,6 +152,7 @@ def test_a_synchroniser_that_hangs_is_restarted_on_request_and_titles_of_process
     assert title_of(hanging).endswith(f" {job.id}:synchroniser")
     for island, pid in islands.items():
         assert title_of(pid).endswith(f" {job.id}:{island}:1")
+        assert title_of(psutil.Process(pid).ppid()) == fork_server.TITLE, "forks have titles of their own"
     stop(hanging)
     assert str(hanging) in port.restart_job(job.id)
     status = job.status_once_back()
