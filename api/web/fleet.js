@@ -112,7 +112,7 @@ function jobTable(caption, jobs, now) {
 
 function jobRow(job, now) {
   const running = job.state === "running" && !job.silent;
-  const share = job.token_budget ? ` (${percent(job.tokens_trained / job.token_budget)})` : "";
+  const share = job.token_budget ? ` (${percent(Math.min(1, job.tokens_trained / job.token_budget))})` : "";
   const cells = [
     stateBadge(job),
     `${job.silent || job.last_known ? "≥ " : ""}${job.global_version}`,

@@ -68,13 +68,13 @@ const VIEWS = { logs, checkpoints, events, settings };
 
 const valueOf = (log) => `${encodeURIComponent(log.source)}/${log.incarnation}`;
 
-function logs({ logs: all, chosen, text: lines }) {
+function logs({ logs: all, chosen, text: lines }, job) {
   if (!chosen) return h("p", { class: "nothing" }, "No log yet. A log is created when its process starts.");
   const option = (log) =>
     h("option", { value: valueOf(log), "data-key": valueOf(log), selected: log === chosen }, `${log.source} ${log.incarnation} · ${bytes(log.bytes)} · ${day(log.written_at)}`);
   return [
     h("p", {}, h("label", { for: "log" }, "Process, and the number of its start"), " ", h("select", { id: "log", "data-choice": "log" }, all.map(option))),
-    h("p", { class: "soft" }, `The last ${LINES_SHOWN} lines, up to ${clock(chosen.written_at)}. `, "Follow it with ", h("code", {}, `atoll logs JOB ${chosen.source} --follow`), "."),
+    h("p", { class: "soft" }, `The last ${LINES_SHOWN} lines, up to ${clock(chosen.written_at)}. `, "Follow it with ", h("code", {}, `atoll logs ${job.job} ${chosen.source} --follow`), "."),
     h("pre", { class: "log", tabindex: "0", role: "region", "aria-label": `Log of ${chosen.source}` }, lines || "It is empty."),
   ];
 }

@@ -483,7 +483,7 @@ def test_logs_checkpoints_events_and_settings_of_a_job_have_a_place_each(
     page.route("**/checkpoints", lambda route: route.fulfill(json={"checkpoints": [kept]}))
     part = page.locator("#inspection")
     for name, words in {
-        "Logs": "The last 200 lines",
+        "Logs": f"Follow it with atoll logs {site.job} synchroniser --follow",
         "Checkpoints": "4.1 k",
         "Events": "kill requested asia, caller local",
         "Settings": '"interval_steps": 8',
@@ -495,6 +495,8 @@ def test_logs_checkpoints_events_and_settings_of_a_job_have_a_place_each(
         page.screenshot(path=pictures / f"{name.lower()}-phone.png", full_page=True)
         assert faults(page) == [], name
         assert sideways(page) == 0, name
+        for value in part.locator(".facts dd").all():
+            assert (value.bounding_box() or {})["height"] < 60, "a path is not cut into a column of pieces"
         page.set_viewport_size({"width": 1280, "height": 900})
         page.screenshot(path=pictures / f"{name.lower()}-desk.png", full_page=True)
     page.get_by_role("link", name="Logs", exact=True).click()
