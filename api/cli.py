@@ -16,6 +16,7 @@ from __future__ import annotations
 import errno
 import os
 import platform
+import re
 import sys
 from itertools import pairwise
 from pathlib import Path
@@ -45,9 +46,10 @@ from api.commands import (
 from api.commands.common import INTERRUPTED, drop, flush_streams, prepare_streams, refusal_of_output, say
 from api.installation.home import TOKEN_VARIABLE
 from orchestrator.errors import AtollError, ConfigurationError, Conflict, RequestError, ServiceUnreachable, disk_remedy
-from orchestrator.system import python_process, release
+from orchestrator.system import printable, python_process, release
 
 PROGRAM = "atoll"
+URL = re.compile(r"[a-z][a-z0-9+.-]*://")
 REFUSALS_OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 
@@ -63,7 +65,48 @@ class Commands(typer.core.TyperGroup):
                 raise ConfigurationError(
                     detail=f"{option} is empty, as from an unset variable. Give a path, or leave the option out."
                 )
+        refuse_url_as_path(self, arguments)
         return super().parse_args(context, arguments)
+
+    def invoke(self, context: Any) -> Any:
+        try:
+            return super().invoke(context)
+        except typer.BadParameter as error:
+            if problem := unfit_number(error):
+                raise ConfigurationError(detail=problem) from error
+            raise
+
+
+def unfit_number(error: typer.BadParameter) -> str | None:
+    """Return which option has which unfit number, and the numbers it takes; None for an error of another kind."""
+    from pydantic import ValidationError  # late: only an error needs it
+
+    cause, parameter = error.__cause__, error.param
+    if not isinstance(cause, ValidationError) or parameter is None:
+        return None
+    item = cause.errors()[0]
+    while isinstance(inner := item.get("ctx", {}).get("error"), ValidationError):  # of one value of several
+        item = inner.errors()[0]
+    if not item["type"].startswith(("int_", "float_", "finite_", "greater_", "less_")):
+        return None
+    described = parameter.type_descriptor
+    limits, kinds = described.parameter_info, str(described.annotation)
+    numbers = "a whole number" if "int" in kinds else "a number"
+    if limits.min is not None:
+        least, most = (f"{int(end) if end == int(end) else end:,}" for end in (limits.min, limits.max or 0))
+        numbers += f" of at least {least}" if limits.max is None else f" from {least} to {most}"
+    name = parameter.opts[0] if parameter.opts[0].startswith("-") else parameter.display_name_raw
+    return f"{name} {printable.line(str(item['input']))!r} is not {numbers}. Give one."
+
+
+def refuse_url_as_path(group: Any, arguments: list[str]) -> None:
+    """Raise ConfigurationError for a URL in place of a path: it would make a folder with the name of its protocol."""
+    pairs = [*pairwise(arguments), *(word.split("=", 1) for word in arguments if word.startswith("--") and "=" in word)]
+    urls = {option: value for option, value in pairs if option.startswith("--") and URL.match(value)}
+    for option in sorted(urls.keys() & path_options(group)) if urls else ():
+        raise ConfigurationError(
+            detail=f"{option} {printable.line(urls[option])!r} is a URL. Give the path of a file or folder on this machine."
+        )
 
 
 def path_options(group: Any) -> set[str]:

@@ -19,10 +19,11 @@ import secrets
 import ssl
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar, assert_never
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 import httpx
 
@@ -106,6 +107,18 @@ def _authorities() -> ssl.SSLContext | bool:
         ) from error
 
 
+def refuse_unfit_url(url: str) -> None:
+    """Raise ConfigurationError for a text that cannot be the address of a service."""
+    with suppress(ValueError):
+        parts = urlsplit(url)
+        if parts.scheme in ("http", "https") and parts.hostname and parts.port != 0:
+            return
+    raise ConfigurationError(
+        detail=f"The service's URL {url!r} is not of the form https://HOST:PORT. Correct --url, or leave it out for the "
+        "service of --home."
+    )
+
+
 def _untrusted(error: BaseException | None) -> ssl.SSLCertVerificationError | None:
     """Return the refusal of the service's certificate that caused this error, if one did."""
     while error is not None and not isinstance(error, ssl.SSLCertVerificationError):
@@ -124,6 +137,7 @@ class Client:
     def __init__(
         self, url: str, *, token: str | None = None, timeout_s: float = 30.0, certificate: Path | None = None
     ) -> None:
+        refuse_unfit_url(url)
         self.url = url.rstrip("/")
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         verify = trusting(certificate) if certificate else _authorities()

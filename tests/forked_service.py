@@ -26,6 +26,7 @@ from typing import NoReturn
 import api.serve
 from api.installation import home as installation_home
 from api.installation.home import Home
+from tests.waiting import wait_until
 
 PR_SET_MM, PR_SET_MM_MAP = 35, 14
 STAT_FIELDS_BEFORE = 3
@@ -54,9 +55,16 @@ class Service:
             self.returncode = os.waitstatus_to_exitcode(status) if pid else None
         return self.returncode
 
-    def kill(self) -> None:
+    def kill(self, number: int = signal.SIGKILL) -> None:
         if self.poll() is None:
-            os.kill(self.pid, signal.SIGKILL)
+            os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        self.kill(signal.SIGTERM)
+
+    def wait(self, timeout: float = 0.0) -> None:
+        """Wait until it has ended, whatever ``timeout`` a real process would be given."""
+        wait_until(lambda: self.poll() is not None, "the end of the service")
 
 
 def start_detached(

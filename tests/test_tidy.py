@@ -143,8 +143,8 @@ MAY_IMPORT = {
             alembic click fastapi httpx orchestrator.accounting.explanation orchestrator.certificates
             orchestrator.chaos orchestrator.checkpoints orchestrator.core.commands orchestrator.core.faults
             orchestrator.core.vocabulary orchestrator.errors orchestrator.models
-            orchestrator.parameters.codec.registry orchestrator.report orchestrator.simulation
-            orchestrator.specification orchestrator.status orchestrator.system orchestrator.tape
+            orchestrator.parameters.codec.registry orchestrator.report orchestrator.runtime.groups
+            orchestrator.simulation orchestrator.specification orchestrator.status orchestrator.system orchestrator.tape
             orchestrator.text prometheus_client psutil pydantic rich sqlalchemy starlette typer uvicorn yaml
         """,
         "api.storage": "alembic api.auth.store api.chaos.store orchestrator.errors psycopg sqlalchemy",

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from api.installation.home import DEFAULT_HOME, DEFAULT_RUNS
-from orchestrator.errors import AtollError
+from orchestrator.errors import AtollError, ConfigurationError
 from orchestrator.system import printable
 
 if TYPE_CHECKING:
@@ -171,6 +171,26 @@ def print_json(value: Any) -> None:
 
     plain_value = [plain(item) for item in value] if isinstance(value, list) else plain(value)
     echo_json(json.dumps(plain_value, indent=2))
+
+
+# ── options that need others ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def is_on_command_line(context: typer.Context, name: str) -> bool:
+    """Return whether this parameter was typed, not taken from the environment or its default."""
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+def refuse_without(context: typer.Context, needed: str, *names: str, because: str = "") -> None:
+    """Raise ConfigurationError if one of these options was typed, which mean nothing without the option ``needed``."""
+    for name in names:
+        if is_on_command_line(context, name):
+            value = context.params.get(name)
+            option = f"--{name.replace('_', '-')}{'' if isinstance(value, bool) else f' {value}'}"
+            raise ConfigurationError(
+                detail=f"{option} has no effect without {needed}{because}. Give {needed} with it, or leave it out."
+            )
 
 
 # ── retention ─────────────────────────────────────────────────────────────────────────────────────────────────────

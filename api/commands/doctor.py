@@ -7,14 +7,16 @@ from typing import Annotated
 
 import typer
 
-from api.commands.common import HomeOption, JsonOption, RunsOption, console, print_json
+from api.commands.common import HomeOption, JsonOption, RunsOption, console, is_on_command_line, print_json
 from api.installation.home import DEFAULT_HOME, DEFAULT_RUNS, Home
 from api.installation.up import GROUPS
+from orchestrator.errors import ConfigurationError
 
 STYLES = {"ok": "green", "warning": "yellow", "wrong": "bold red"}
 
 
 def doctor(
+    context: typer.Context,
     home: HomeOption = DEFAULT_HOME,
     runs: RunsOption = DEFAULT_RUNS,
     groups: Annotated[
@@ -61,7 +63,14 @@ def doctor(
     H, τ, P and codec to change so that every fragment arrives in time. If nothing gets through, say which address and port
     could not be reached from which node.
     """
+    if ports is not None and ports[0] > ports[1]:
+        raise ConfigurationError(
+            detail=f"--ports {ports[0]} {ports[1]} ends before it begins. Give the lower port first."
+        )
     if lines or any(option is not None for option in (job, config, parameters, step_s, ports)):
+        for name in ("groups", "runs"):
+            if is_on_command_line(context, name):
+                raise ConfigurationError(detail=f"--{name} has no effect on lines (--lines). Leave one of them out.")
         from api.commands.doctor_lines import Subject, examine_lines
 
         subject = Subject(job, config, parameters, step_s, ports)

@@ -15,7 +15,7 @@ from typing import Annotated
 
 import typer
 
-from api.commands.common import PackagesOption
+from api.commands.common import PackagesOption, refuse_without
 from orchestrator.errors import ConfigurationError
 from orchestrator.system import home_files, python_process, user_packages
 from orchestrator.system.ports import is_host, is_loopback
@@ -53,6 +53,7 @@ WaitOption = Annotated[
 
 
 def join(
+    context: typer.Context,
     group: Annotated[str, typer.Option("--group", help="The node group that this machine joins.")],
     region: Annotated[str, typer.Option("--region", help="The region of this machine.")],
     address: Annotated[
@@ -166,7 +167,9 @@ def join(
         *("--lead", str(lead), "--grace", str(grace), "--partition-tolerance", str(partition_tolerance)),
         *("--wait", str(wait)),
     ]
-    if until is not None:
+    if until is None:
+        refuse_without(context, "--until WALLTIME", "lead")
+    else:
         command += ["--until", str(checked_until(until, lead, time.time()))]
     for folder in user_packages.resolved(packages or ()):
         command += ["--packages", folder]
@@ -291,6 +294,8 @@ def checked_ports(text: str) -> str:
 def checked_until(text: str, lead_s: float, now: float) -> float:
     """Return the time in seconds since 1970. It must be further away than ``lead_s``."""
     until = moment(text, now)
+    if until <= now:
+        raise ConfigurationError(detail=f"--until {text} is not in the future. Give a later time, or leave it out.")
     if until - now <= lead_s:
         raise ConfigurationError(
             detail=f"--until {text} is {until - now:.0f} s from now, but draining starts {lead_s:.0f} s before it (--lead): "

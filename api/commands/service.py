@@ -18,6 +18,8 @@ from api.commands.common import (
     RunsOption,
     StoreKeyOption,
     console,
+    is_on_command_line,
+    refuse_without,
     say,
 )
 from api.commands.nodes import (
@@ -30,9 +32,9 @@ from api.commands.nodes import (
     checked_token,
 )
 from api.commands.nodes import TOKEN_VARIABLE as CLUSTER_TOKEN_VARIABLE
-from api.installation.binding import Binding, refuse_password_in_view
-from api.installation.home import DATABASE_VARIABLE, DEFAULT_HOME, DEFAULT_RUNS, Home
-from api.installation.up import GROUPS, PORT_FIRST, RAY_CONTROL, Installation, command_of
+from api.installation.binding import PORT_FIRST, Binding, refuse_password_in_view
+from api.installation.home import DATABASE_VARIABLE, DEFAULT_HOME, DEFAULT_RUNS, Home, missing_roots
+from api.installation.up import GROUPS, RAY_CONTROL, Installation, command_of
 from api.installation.up import down as take_down
 from api.installation.up import up as bring_up
 from orchestrator.errors import ConfigurationError
@@ -192,9 +194,9 @@ def up(
 ) -> None:
     """Start the service and an embedded cluster if they are not running yet. HOME/token then holds an admin token."""
     os.umask(OWNER_ALONE)
-    source = context.get_parameter_source("database")
-    if source is not None and source.name == "COMMANDLINE":
+    if is_on_command_line(context, "database"):
         refuse_password_in_view(database)
+    refuse_without_store(context, store, home)
     binding = Binding(host, certificate, key, insecure)
     wanted = Installation(
         Home(home),
@@ -252,6 +254,7 @@ def demo(
 
 
 def head(
+    context: typer.Context,
     address: Annotated[
         str,
         typer.Option(
@@ -281,6 +284,7 @@ def head(
     os.umask(OWNER_ALONE)
     refuse_unset(os.environ, pass_environment or ())
     url = store or object_store.remembered(home.resolve())
+    refuse_without_store(context, url, home)
     if url is None:
         folder = checked_certificates(certificates, f"{address}:{port}", address, insecure=insecure)
     Home(home).require_room()
@@ -351,9 +355,9 @@ def serve(
 ) -> None:
     """Be the service of a head (`atoll head`) until a signal, on its machine or another one. Starts no node group."""
     os.umask(OWNER_ALONE)
-    source = context.get_parameter_source("database")
-    if source is not None and source.name == "COMMANDLINE":
+    if is_on_command_line(context, "database"):
         refuse_password_in_view(database)
+    refuse_without_store(context, store, home)
     options = ["serve", "--home", str(home.resolve()), "--wait", str(wait)]
     if head is None and not insecure:
         certificates = certificates or restored_certificates(home)
@@ -364,11 +368,8 @@ def serve(
         options += ["--head", head, "--token-file", str(checked_token(token_file).absolute())]
         options += ["--own-address", own_address] if own_address else []
         options += ["--ports", checked_ports(ports)] if ports else []
-    elif own_address or ports:
-        option = "--own-address" if own_address else "--ports"
-        raise ConfigurationError(
-            detail=f"{option} is for a service whose head is elsewhere. Give --head HOST:PORT with it."
-        )
+    else:
+        refuse_without(context, "--head HOST:PORT", "own_address", "ports", "token_file")
     if folder is not None and not insecure and certificate is None and key is None:
         certificate, key = folder / "tls.crt", folder / "tls.key"
     wanted = Installation(
@@ -390,6 +391,8 @@ def serve(
         restart_silent_after_min=restart_silent_after,
     )
     wanted.retention.refuse_senseless()
+    for root in missing_roots(wanted.data):
+        say(f"warning: --data {root} does not exist on this machine; only jobs on nodes that have it can read there")
     options += common_options(folder, partition_tolerance, packages, pass_environment)
     options += ["--pass-environment", DATABASE_VARIABLE] if database else []
     os.environ |= {DATABASE_VARIABLE: database} if database else {}  # all users can see command lines
@@ -416,6 +419,14 @@ def install_units(
     command = context.find_root().command.commands[UNITS[unit]]  # type: ignore[attr-defined]
     command.make_context(f"atoll {UNITS[unit]}", list(options or ()))  # says what is wrong with the options
     install(unit, options or (), root, say, start=not no_start)
+
+
+def refuse_without_store(context: typer.Context, url: str | None, home: Path) -> None:
+    """Raise ConfigurationError if an option about the store was typed, and neither command line nor home has one."""
+    if url is None and object_store.remembered(home.resolve()) is None:
+        refuse_without(
+            context, "--store URL", "store_key", "take_over", because=f", and the home {home} remembers none"
+        )
 
 
 def restored_certificates(home: Path) -> Path | None:

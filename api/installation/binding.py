@@ -12,6 +12,7 @@ import ssl
 from collections.abc import Iterable
 from dataclasses import dataclass
 from ipaddress import ip_address
+from itertools import chain
 from pathlib import Path
 from urllib.parse import parse_qsl, urlsplit
 
@@ -40,6 +41,8 @@ def refuse_password_in_view(url: str | None) -> None:
 
 
 AUTHORITY_BESIDE = "ca.crt"
+PORT_FIRST = 8470
+PORT_COUNT = 100
 
 
 def trusting(certificate: Path) -> ssl.SSLContext:
@@ -130,3 +133,16 @@ class Binding:
         scheme = "https" if self.certificate else "http"
         port = listener.getsockname()[1]
         return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+
+def bound_listener(binding: Binding, port: int | None, before: int | None) -> socket.socket:
+    """Return a socket on the given port; else on the previous one, so that addresses stay; else on the first free one.
+
+    The service inherits the socket: a port that was only probed could be taken before the service binds it.
+    """
+    had = [before] if before else []
+    listener = binding.listen([port] if port is not None else chain(had, range(PORT_FIRST, PORT_FIRST + PORT_COUNT)))
+    if listener:
+        return listener
+    ports = f"Port {port} is" if port is not None else f"The ports {PORT_FIRST} to {PORT_FIRST + PORT_COUNT - 1} are"
+    raise InfrastructureError(detail=f"{ports} in use by other programs.", remedy="Give another with --port.")

@@ -20,10 +20,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
+from api.installation.binding import PORT_COUNT, PORT_FIRST
 from api.installation.clock import CheckResult, State, own_clock, service_clock, synchronised
 from api.installation.home import DATABASE_VARIABLE, Home
+from api.installation.service_restart import token_problem
 from api.installation.store_history import refuse_lost_store
-from api.installation.up import PORT_COUNT, PORT_FIRST
 from orchestrator.errors import AtollError, ConfigurationError, InfrastructureError
 from orchestrator.specification.config import read_document
 from orchestrator.specification.memory_budget import (
@@ -32,6 +33,7 @@ from orchestrator.specification.memory_budget import (
     shard_bytes_per_parameter,
 )
 from orchestrator.system import home_files, program_cache, python_process, release, socket_room
+from orchestrator.system.marks import BY_UP, supervisor_of
 from orchestrator.system.object_store import remembered
 from orchestrator.system.python_process import built
 
@@ -65,7 +67,7 @@ def examine(home: Home, runs: Path, groups: Path, url: str | None = None) -> lis
         lambda: own_clock(synchronised(), LOCK, time.time()),
         lambda: _service_clock(home, url),
         lambda: _builds(home, url),
-        lambda: _home(home),
+        lambda: home_folder(home),
         lambda: compiled_programs(built(os.environ)),
         temporary_files,
         lambda: shared_memory(Path("/dev/shm")),
@@ -228,7 +230,7 @@ def _builds(home: Home, url: str | None) -> CheckResult:
     return CheckResult("builds", State.WARNING, f"this is {own}; {listed}", remedy)
 
 
-def _home(home: Home) -> CheckResult:
+def home_folder(home: Home) -> CheckResult:
     problems = list(_home_problems(home.path))
     if problems:
         details, remedies = ("; ".join(parts) for parts in zip(*problems, strict=True))
@@ -250,6 +252,10 @@ def _home_problems(path: Path) -> Iterator[tuple[str, str]]:
     token = path / "token"
     if token.is_file() and token.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
         yield f"{token} is readable by other users", f"chmod 600 {token}, and revoke the token: others may have it"
+    if problem := token_problem(Home(path)):
+        is_ours = supervisor_of(path) == BY_UP
+        how = "`atoll up`" if is_ours else "A restart of the service (with systemd: `systemctl restart atoll-service`)"
+        yield problem, f"{how} has another one written; jobs train on"
 
 
 def compiled_programs(environment: Mapping[str, str]) -> CheckResult:

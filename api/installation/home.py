@@ -26,6 +26,7 @@ import os
 import socket
 import subprocess
 import time
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
@@ -34,7 +35,7 @@ from pathlib import Path
 from typing import IO
 
 from orchestrator.checkpoints.folder import refuse_unreachable
-from orchestrator.errors import Conflict, InfrastructureError, disk_remedy
+from orchestrator.errors import ConfigurationError, Conflict, InfrastructureError, disk_remedy
 from orchestrator.system import home_files
 from orchestrator.system.roots import AllowedRoots, defaults
 
@@ -53,6 +54,8 @@ def roots_of(
     key: Path | None = None,
 ) -> AllowedRoots:
     """Return the roots. Raises ConfigurationError for an unusable root, or one in a store whose package is missing."""
+    if files := [root for root in checkpoints if os.path.isfile(root)]:
+        raise ConfigurationError(detail=f"--checkpoints {files[0]} is a file. Give a folder, or the URL of one.")
     private = [key.resolve()] if key else []
     if database and database.startswith("sqlite"):
         file = database.partition(":///")[2].partition("?")[0]
@@ -60,6 +63,11 @@ def roots_of(
     roots = defaults(home.resolve(), runs.resolve(), checkpoints, data, _working_folder(home), private)
     refuse_unreachable(roots.checkpoints)
     return roots
+
+
+def missing_roots(roots: Sequence[str]) -> list[str]:
+    """Return the roots that are paths on this machine, and do not exist."""
+    return [root for root in roots if "://" not in root and not os.path.lexists(root)]
 
 
 def _working_folder(home: Path) -> Path:
@@ -235,7 +243,8 @@ class Home:
 
     @contextmanager
     def _held(self, name: str, patience_s: float, detail: str, remedy: str, holder: str) -> Iterator[None]:
-        self.make()
+        with _writing("home", self.path, "--home"):
+            self.make()
         try:
             held = home_files.open_lock(self.path / name, create=True)
         except OSError as error:
@@ -379,3 +388,13 @@ def working_folder(home: Home) -> Path:
         return Path.cwd()
     except FileNotFoundError:
         return home.path
+
+
+def tail(path: Path, count: int = 15, start: int = 0) -> str:
+    """Return the last lines of a log, at most those after ``start`` bytes unless it was rotated since."""
+    try:
+        with path.open(errors="replace") as lines:
+            lines.seek(start if start <= path.stat().st_size else 0)
+            return "".join(f"    {text}" for text in deque(lines, maxlen=count)).rstrip()
+    except OSError:
+        return "    (no log)"

@@ -1,8 +1,11 @@
-"""The fault ``kill_api``: kill the service with SIGKILL, and start it again with the same options.
+"""Start a running service again with the same options: for the fault ``kill_api``, and for the token of its home.
 
 ``atoll up`` does not supervise the service. So the service leaves a process behind that restarts it as ``up`` would: with
 the same command line, environment and port. A service that a supervisor started (a container, a systemd unit) refuses,
 because the supervisor would start it as well.
+
+A service makes sure as it starts that ``HOME/token`` holds an admin token (``auth.tokens``). So ``atoll up`` starts it again
+if the file was lost or damaged; the jobs do not notice.
 
     python -m api.installation.service_restart HOME
 """
@@ -19,10 +22,9 @@ from pathlib import Path
 
 import psutil
 
-from api.installation.binding import Binding
+from api.installation.binding import Binding, bound_listener
 from api.installation.home import Home, start_detached
-from api.installation.up import bound_listener
-from orchestrator.errors import ConfigurationError, InfrastructureError
+from orchestrator.errors import AtollError, ConfigurationError, InfrastructureError, Unauthenticated
 from orchestrator.system import python_process
 from orchestrator.system.python_process import built
 
@@ -30,6 +32,7 @@ RestartService = Callable[[], None]
 """Ends the service soon after it returns, and starts another. Raises ConfigurationError if none would be started."""
 
 GONE_WITHIN_S, HELD_WITHIN_S = 10.0, 60.0
+ANSWER_S = 5.0
 LISTENER, HOST = "--listener", "--host"
 
 
@@ -65,6 +68,39 @@ def kill_and_start_again(home: Home) -> None:
             )
         time.sleep(0.02)
     _start(home, service)
+
+
+def token_problem(home: Home) -> str:
+    """Return what is wrong with ``HOME/token`` while the service runs; empty if the service takes it, or none answers."""
+    from api.client import Client  # late: `atoll --help` needs no HTTP
+
+    address, token, file = home.address(), home.token(), home.path / "token"
+    if address is None or not home.running():
+        return ""
+    if token is None:
+        return f"{file} {'holds no token' if file.exists() else 'is missing'}"
+    with Client(address.url, token=token, timeout_s=ANSWER_S, certificate=address.certificate) as client:
+        try:
+            client.jobs(limit=1)
+        except Unauthenticated:
+            return f"{file} holds a token that the service does not accept"
+        except AtollError:
+            return ""
+    return ""
+
+
+def restore_token(home: Home, say: Callable[[str], None]) -> bool:
+    """Start the service again if its home has lost its token, so that it writes another. Return True if that was needed."""
+    problem = token_problem(home)
+    if not problem:
+        return False
+    try:
+        kill_and_start_again(home)
+    except ConfigurationError:
+        say(f"{problem}. Restart the service: it then writes another")
+        return False
+    say(f"{problem}; the service is restarted, and writes another")
+    return True
 
 
 @dataclass(frozen=True, slots=True)

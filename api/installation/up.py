@@ -18,27 +18,29 @@ import socket
 import subprocess
 import sys
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from itertools import chain
+from itertools import pairwise
 from pathlib import Path
 from typing import TypeVar
 
 from api.auth.code import refuse_unfit
 from api.installation import store_history
-from api.installation.binding import Binding
+from api.installation.binding import Binding, bound_listener
 from api.installation.home import (
     CONFIGS,
     DATABASE_VARIABLE,
     Address,
     Home,
+    missing_roots,
     require_runs,
     roots_of,
     start_detached,
+    tail,
     working_folder,
 )
+from api.installation.service_restart import restore_token
 from orchestrator.errors import ConfigurationError, Conflict, InfrastructureError, StoreUnavailable
 from orchestrator.system import home_files, program_cache, python_process, signals, succession, user_packages
 from orchestrator.system.marks import BY_UP, marked_pids, supervisor_of
@@ -51,13 +53,13 @@ GROUPS = CONFIGS / "groups.yaml"
 """The node groups of a home that has had no others."""
 CLUSTER_MODULE = "orchestrator.runtime.embedded"
 RAY_CONTROL = "orchestrator.runtime.control_port:connect"
-PORT_FIRST = 8470
-PORT_COUNT = 100
 START_TIMEOUT_S = 90.0
 STOP_TIMEOUT_S = 10.0
 CLUSTER_STOP_TIMEOUT_S = 60.0
 PATIENCE_S = 10.0
 HEAD_TIMEOUT_S = 1.0
+MISTAKEN = 2
+"""The exit code of a service whose options are wrong. The last line of its log says what is."""
 
 Say = Callable[[str], None]
 Answer = TypeVar("Answer")
@@ -111,6 +113,12 @@ def up(wanted: Installation, say: Say) -> Address:
     """
     wanted = replace(wanted, package_folders=user_packages.resolved(wanted.package_folders))
     refuse_unfit_options(wanted, say)
+    if missing := missing_roots(wanted.data):
+        raise ConfigurationError(
+            detail=f"--data {missing[0]} does not exist. Create the folder, or give the one that has the text files."
+        )
+    if wanted.with_cluster and wanted.groups != GROUPS:
+        _refuse_unfit_groups(wanted.groups)
     with signals.as_exceptions(), wanted.home.locked_for_change("up"):
         try:
             return start(wanted, say)
@@ -145,16 +153,17 @@ def start(wanted: Installation, say: Say) -> Address:
         if address := _await(lambda: _answering(home, timeout_s=PATIENCE_S), patience_s):
             if wanted.with_cluster:
                 # a node of it may have died
-                _cluster("up", home, *passed_of(wanted), *folders_of(wanted), passed=wanted.passed)
+                _cluster("up", home, *groups_of(wanted), *passed_of(wanted), *folders_of(wanted), passed=wanted.passed)
+            if restore_token(home, say):
+                address = _await(lambda: _answering(home, timeout_s=PATIENCE_S), START_TIMEOUT_S) or address
+            if changed := ", ".join(_changed_options(wanted, address.pid)):
+                say(
+                    f"{changed}: the running service keeps its options; to change them, run `atoll down --keep-jobs` first"
+                )
             say(f"already running at {address.url} (home {home.path})")
             return address
         say("the service runs, but its cluster does not answer; restarting both")
         _end_service(home, say)
-    if wanted.with_cluster and not wanted.groups.is_file():
-        raise ConfigurationError(
-            detail=f"The node groups file {wanted.groups} {'is no file' if wanted.groups.exists() else 'does not exist'}. "
-            "Give one with --groups."
-        )
     home.require_room()
     require_runs(wanted.runs)
     bound_listener(wanted.binding, wanted.port, port).close()  # what the service would refuse only beside a cluster
@@ -167,8 +176,7 @@ def start(wanted: Installation, say: Say) -> Address:
     try:
         if wanted.with_cluster:
             say(f"starting the embedded cluster ({wanted.groups})")
-            groups = [] if wanted.groups == GROUPS else ["--groups", str(wanted.groups)]
-            options = [*groups, *tolerance_of(wanted), *passed_of(wanted), *folders_of(wanted)]
+            options = [*groups_of(wanted), *tolerance_of(wanted), *passed_of(wanted), *folders_of(wanted)]
             _cluster("up", home, *options, passed=wanted.passed)
         if fleet is not None:
             succession.announce(fleet, "", "")
@@ -265,6 +273,8 @@ def _answer_of(process: subprocess.Popen[bytes], home: Home, log_start: int) -> 
     """
     deadline = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < deadline:
+        if process.poll() == MISTAKEN:
+            raise ConfigurationError(detail=tail(home.log, count=1, start=log_start).strip())
         if process.poll() is not None:
             detail = (
                 f"The service exited while starting (exit code {process.returncode}). End of its log:\n"
@@ -391,6 +401,23 @@ def options_of(wanted: Installation) -> list[str]:
     return options
 
 
+def _changed_options(wanted: Installation, pid: int) -> list[str]:
+    """Return the options that differ from the defaults and from those of the service in this process."""
+    import psutil  # late: every command imports this module
+
+    with suppress(psutil.Error):
+        unchanged = {
+            *pairwise(psutil.Process(pid).cmdline()),
+            *pairwise(options_of(Installation(wanted.home, wanted.runs))),
+        }
+        return [
+            " ".join(pair)
+            for pair in pairwise(options_of(wanted))
+            if pair[0].startswith("--") and pair not in unchanged
+        ]
+    return []
+
+
 def command_of(wanted: Installation, say: Say) -> list[str]:
     """Return the service's command line, after the checks of ``up``. Raises AtollError before anything is started."""
     refuse_unfit_options(wanted, say)
@@ -425,6 +452,8 @@ def refuse_unfit_options(wanted: Installation, say: Say) -> None:
             detail=f"--runs {wanted.runs} is the home folder, the secrets of which jobs must not read. Give another folder."
         )
     refuse_unfit(wanted.packages)
+    if not wanted.with_cluster:
+        _refuse_unfit_control(wanted)
     roots_of(wanted.home.path, wanted.runs, wanted.checkpoints, wanted.data)
     refuse_unset(os.environ, wanted.passed)
     for package in wanted.packages:
@@ -432,6 +461,26 @@ def refuse_unfit_options(wanted: Installation, say: Say) -> None:
             say(f"--allow {package}: package not found, jobs that name it will fail. {user_packages.REMEDY}")
             if user_packages.is_in(package, "."):
                 say(f"The working folder contains {package}. To use that, add --packages .")
+
+
+def _refuse_unfit_groups(path: Path) -> None:
+    if not path.is_file():
+        what = "is no file" if path.exists() else "does not exist"
+        raise ConfigurationError(detail=f"The node groups file {path} {what}. Give one with --groups.")
+    from orchestrator.runtime.groups import read_groups  # late: few commands need pydantic
+
+    read_groups(path)
+
+
+def _refuse_unfit_control(wanted: Installation) -> None:
+    """Raise ConfigurationError for a text of another form, or a package that is not there. The service tries the rest."""
+    module, _, factory = wanted.control.partition(":")
+    is_named = factory.isidentifier() and all(part.isidentifier() for part in module.split("."))
+    if not is_named or not user_packages.is_there(module, wanted.package_folders):
+        what = "is in no package that is installed" if is_named else "is not of the form MODULE:FACTORY"
+        raise ConfigurationError(
+            detail=f"--control {wanted.control!r} {what}. Give one such as {RAY_CONTROL}, or leave the option out."
+        )
 
 
 def _refuse_store_beside(url: str, wanted: Installation) -> None:
@@ -442,6 +491,11 @@ def _refuse_store_beside(url: str, wanted: Installation) -> None:
                 detail=f"--store {url} is in {option} {folder}, and would be lost with it. Give a folder of another disk or "
                 "machine, or a URL with s3://, gs:// or az://."
             )
+
+
+def groups_of(wanted: Installation) -> list[str]:
+    """Return the cluster's option for its node groups; none for those of before, or the default ones."""
+    return [] if wanted.groups == GROUPS else ["--groups", str(wanted.groups)]
 
 
 def tolerance_of(wanted: Installation) -> list[str]:
@@ -458,19 +512,6 @@ def folders_of(wanted: Installation) -> list[str]:
 def passed_of(wanted: Installation) -> list[str]:
     """Return the cluster's options for the variables that it gets from the caller's environment."""
     return [text for name in wanted.passed for text in ("--pass-environment", name)]
-
-
-def bound_listener(binding: Binding, port: int | None, before: int | None) -> socket.socket:
-    """Return a socket on the given port; else on the previous one, so that addresses stay; else on the first free one.
-
-    The service inherits the socket: a port that was only probed could be taken before the service binds it.
-    """
-    had = [before] if before else []
-    listener = binding.listen([port] if port is not None else chain(had, range(PORT_FIRST, PORT_FIRST + PORT_COUNT)))
-    if listener:
-        return listener
-    ports = f"Port {port} is" if port is not None else f"The ports {PORT_FIRST} to {PORT_FIRST + PORT_COUNT - 1} are"
-    raise InfrastructureError(detail=f"{ports} in use by other programs.", remedy="Give another with --port.")
 
 
 # ── the cluster ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -530,16 +571,6 @@ def _head_listens(home: Home) -> bool:
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         return bool(marked_pids(home.path))
     return True
-
-
-def tail(path: Path, count: int = 15, start: int = 0) -> str:
-    """Return the last lines of a log, at most those after ``start`` bytes unless it was rotated since."""
-    try:
-        with path.open(errors="replace") as lines:
-            lines.seek(start if start <= path.stat().st_size else 0)
-            return "".join(f"    {text}" for text in deque(lines, maxlen=count)).rstrip()
-    except OSError:
-        return "    (no log)"
 
 
 def _await(probe: Callable[[], Answer], timeout_s: float) -> Answer:

@@ -105,13 +105,16 @@ def up(
         cluster = None
     if groups is None and cluster is None:
         groups = _groups_in(state_of(home))  # of the former cluster, or of another machine's that this one succeeds
-    groups = DEFAULT_GROUPS if groups is None else groups
+    were_given, groups = groups is not None, DEFAULT_GROUPS if groups is None else groups
     is_fresh, had_state = cluster is None, state_of(home).exists()
     try:
         if cluster is None:
             cluster = _prepare(home, groups, places, partition_tolerance_s)
         if cluster.restore_token():
             _say("the cluster's secret was missing or damaged; it is written again")
+        if were_given and not is_fresh and groups != (had := _remembered_groups(cluster, groups)):
+            names = ", ".join(group.name for group in had)
+            _say(f"--groups: the running cluster keeps its groups ({names}); to change them, run `atoll down` first")
         pass_on(cluster, passed)
         if give_packages(cluster, packages) and not is_fresh:
             _say(

@@ -19,7 +19,9 @@ from orchestrator.errors import ConfigurationError
 from orchestrator.runtime.settings import CONTROL_GROUP
 from orchestrator.specification.bounds import AcceleratorCount, CpuCount, MemoryGib, Name, NodeCount
 from orchestrator.specification.config import read_document
+from orchestrator.specification.validation import problems_of
 
+EXAMPLE = "groups.yaml"
 GROUPS_MAX = 1000
 """Of a fleet: each is at least one raylet of this machine."""
 
@@ -55,10 +57,11 @@ def read_groups(path: Path | None) -> tuple[NodeGroup, ...]:
     """The groups of ``path``, or the four default ones. Raises ConfigurationError with every problem at once."""
     if path is None:
         return DEFAULT_GROUPS
-    entries: Any = read_document(path).get("node_groups")
+    entries: Any = read_document(path, EXAMPLE).get("node_groups")
     if not isinstance(entries, list) or not 0 < len(entries) <= GROUPS_MAX:
         raise ConfigurationError(
-            detail=f"{path} needs a list of 1 to {GROUPS_MAX} under 'node_groups', each with a name and a region."
+            detail=f"{path} needs a list of 1 to {GROUPS_MAX} under 'node_groups', each with a name and a region, "
+            f"as in deploy/configs/{EXAMPLE}."
         )
     groups: list[NodeGroup] = []
     problems: list[str] = []
@@ -66,7 +69,8 @@ def read_groups(path: Path | None) -> tuple[NodeGroup, ...]:
         try:
             groups.append(NodeGroup.model_validate(entry))
         except ValidationError as error:
-            problems += [f"node_groups.{index}.{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()]
+            under = f"node_groups.{index}"
+            problems += map(str, problems_of(error, unknown="Remove it.", under=under, model=NodeGroup))
     names = [group.name for group in groups]
     problems += [
         f"node_groups: {name!r} is given twice" for name in sorted(n for n, uses in Counter(names).items() if uses > 1)

@@ -172,8 +172,8 @@ class JobSpec(Section):
         )
 
 
-def read_document(path: Path) -> dict[str, Any]:
-    """Read a YAML file, or a JSON file by its name, holding one mapping.
+def read_document(path: Path, example: str = "demo.yaml") -> dict[str, Any]:
+    """Read a YAML file, or a JSON file by its name, holding one mapping, as the ``example`` in deploy/configs does.
 
     Raises ConfigurationError when the file is missing, unreadable, or something else than a mapping.
     """
@@ -182,7 +182,7 @@ def read_document(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise ConfigurationError(detail=f"{path} cannot be read: {error.strerror}. Check the path.") from error
     read = documents.read_json if path.suffix == ".json" else documents.read_yaml
-    return documents.mapping(read(content, documents.FILE, str(path)), str(path))
+    return documents.mapping(read(content, documents.FILE, str(path)), str(path), example)
 
 
 def read_job_document(path: Path) -> dict[str, Any]:

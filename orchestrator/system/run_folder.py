@@ -83,7 +83,8 @@ class Retention:
         for name, value in (("days", self.days), ("failed-days", self.failed_days), ("bytes", self.bytes)):
             if value is not None and not (isfinite(value) and value > 0):
                 raise ConfigurationError(
-                    detail=f"--retention-{name} is {value:g}, but must be above 0. Leave it out to keep all ended jobs."
+                    detail=f"--retention-{name} is {value:g}, but must be a finite number above 0. Leave it out to keep all "
+                    "ended jobs."
                 )
 
     @property

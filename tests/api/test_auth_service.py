@@ -16,7 +16,9 @@ import pytest
 
 from api.auth.roles import Role
 from api.client import Client
+from api.installation.doctor import home_folder
 from api.installation.home import Home
+from api.installation.service_restart import token_problem
 from orchestrator.errors import Forbidden, ServiceUnreachable, TooManyFailures, Unauthenticated
 from tests.api.installation import CONTROL, ROOT, Installation, environment
 
@@ -33,6 +35,28 @@ def test_up_leaves_a_token_that_only_its_owner_reads_and_keeps_it(warm: Installa
     warm.atoll("down")
     warm.up()
     assert [t["name"] for t in json.loads(warm.atoll("token", "list", "--json"))] == ["local", "local-2"]
+
+
+def test_doctor_notices_that_the_homes_token_is_lost_and_up_restores_it(warm: Installation) -> None:
+    path, pid = warm.home.path / "token", warm.home.address().pid  # type: ignore[union-attr]
+    damages = {
+        "is missing": path.unlink,
+        "holds no token": lambda: path.write_bytes(b"\xff"),
+        "holds a token that the service does not accept": lambda: path.write_text("atoll_something-else"),
+    }
+    for says, damage in damages.items():
+        assert token_problem(warm.home) == ""
+        damage()
+        found = home_folder(warm.home)
+        assert (found.detail, found.remedy) == (f"{path} {says}", "`atoll up` has another one written; jobs train on")
+        said = warm.up()
+        assert f"{path} {says}; the service is restarted, and writes another" in " ".join(said.split())
+        assert "already running" in said
+        assert json.loads(warm.atoll("jobs", "--json"))["jobs"] == []
+        before, pid = pid, warm.home.address().pid  # type: ignore[union-attr]
+        assert pid != before
+    assert "restarted" not in warm.up()
+    assert warm.home.address().pid == pid  # type: ignore[union-attr]
 
 
 def test_a_token_from_creation_to_revocation_by_hand(service: Installation, monkeypatch: pytest.MonkeyPatch) -> None:

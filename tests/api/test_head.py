@@ -175,7 +175,9 @@ def test_a_service_needs_a_head_and_a_home_has_one_kind_of_cluster(tmp_path: Pat
     assert "--head is missing, and no head has run in the home" in refused(
         tmp_path, "serve", "--port", str(free_port())
     )
-    assert "--own-address is for a service whose head is elsewhere" in refused(tmp_path, "serve", "--own-address", HERE)
+    assert "--own-address 127.0.0.1 has no effect without --head HOST:PORT" in refused(
+        tmp_path, "serve", "--own-address", HERE
+    )
     for supervisor in (BY_HEAD, ELSEWHERE):
         ClusterFile("x", f"{HERE}:1", "/tmp/atoll-x", {}, supervisor).write(tmp_path / "home")
         for command in ("up", "down"):
@@ -196,8 +198,9 @@ def test_a_machine_that_joins_has_an_address_of_its_own_and_not_the_heads_group(
 
 
 def test_a_file_in_place_of_the_home_is_to_be_moved_away(tmp_path: Path) -> None:
-    said = refused(tmp_path, "head", "--address", HERE, "--home", token_in(tmp_path), code=1)
-    assert "cannot be written: File exists. Move the file away that is in place of the folder" in said
+    for command in (("head", "--address", HERE), ("up",), ("demo",)):
+        said = refused(tmp_path, *command, "--home", token_in(tmp_path), code=1)
+        assert "cannot be written: File exists. Move the file away that is in place of the folder" in said
 
 
 def test_an_installation_that_could_not_serve_starts_no_cluster(tmp_path: Path, taken: int) -> None:
@@ -487,11 +490,30 @@ OPTIONS: list[tuple[tuple[str, ...], str]] = [
     (("up", "--checkpoints", "http://x/y"), "'http' is not a supported protocol"),
     (("up", "--checkpoints", ""), "a path or URL must have 1 to 2,000 characters"),
     (("up", "--data", "FOLDER/home"), "is in the home folder"),
-    (("up", "--jobs-max", "0"), "'--jobs-max'"),
-    (("up", "--restart-silent-after", "nan"), "'--restart-silent-after'"),
-    (("up", "--partition-tolerance", "1"), "'--partition-tolerance'"),
-    (("up", "--retention-days", "0"), "--retention-days is 0, but must be above 0"),
-    (("up", "--retention-failed-days", "nan"), "--retention-failed-days is nan, but must be above 0"),
+    (("up", "--jobs-max", "0"), "--jobs-max '0' is not a whole number from 1 to 10,000. Give one."),
+    ((*SERVE, "--jobs-max", "1.5"), "--jobs-max '1.5' is not a whole number from 1 to 10,000."),
+    (("up", "--restart-silent-after", "nan"), "--restart-silent-after 'nan' is not a number from 0 to 100,000."),
+    (("up", "--partition-tolerance", "1"), "--partition-tolerance '1' is not a number from 3 to 1,000,000."),
+    (("up", "--data", "FOLDER/none"), "--data FOLDER/none does not exist. Create the folder, or give"),
+    (("up", "--groups", "FOLDER/binary"), "FOLDER/binary: its encoding is UTF-16 (at byte 1). Save it as UTF-8."),
+    (
+        ("up", "--groups", "FOLDER/list.yaml"),
+        "instead of a mapping of fields to values; see deploy/configs/groups.yaml",
+    ),
+    (("up", "--groups", "FOLDER/half.yaml"), "node_groups.0.region: is missing. Add it."),
+    (("up", "--groups", "FOLDER/half.yaml"), "node_groups.0.cpus: is 0, but must be at least 1."),
+    (
+        ("up", "--control", "nosuch.control:connect"),
+        "'nosuch.control:connect' is in no package that is installed. Give",
+    ),
+    (("up", "--retention-days", "inf"), "--retention-days is inf, but must be a finite number above 0."),
+    (("up", "--runs", "s3://b/x"), "--runs 's3://b/x' is a URL. Give the path of a file or folder on this machine."),
+    (("up", "--home=gs://b/x"), "--home 'gs://b/x' is a URL. Give the path of a file or folder on this machine."),
+    (("up", "--checkpoints", "TOKEN"), "--checkpoints TOKEN is a file. Give a folder, or the URL of one."),
+    (("up", "--control", "os"), "--control 'os' is not of the form MODULE:FACTORY. Give one such as"),
+    (("up", "--store-key", "TOKEN"), "--store-key TOKEN has no effect without --store URL, and the home"),
+    (("up", "--retention-days", "0"), "--retention-days is 0, but must be a finite number above 0"),
+    (("up", "--retention-failed-days", "nan"), "--retention-failed-days is nan, but must be a finite number above 0"),
     (("up", "--retention-bytes", "5X"), "'5X' is not an amount of bytes"),
     (("up", "--database", ""), "--database is empty"),
     (("up", "--database", "postgresql://a:b@h/x"), "--database contains a password"),
@@ -507,10 +529,15 @@ OPTIONS: list[tuple[tuple[str, ...], str]] = [
     (("up", "--pass-environment", "NOT_SET_HERE"), "NOT_SET_HERE: the variable is not set"),
     (("up", "--pass-environment", "A=B"), "is not the name of a variable"),
     ((*HEAD, "--certificates", ""), "--certificates is empty"),
-    ((*HEAD, "--port", "70000"), "'--port'"),
+    ((*HEAD, "--port", "70000"), "--port '70000' is not a whole number from 1 to 65,535. Give one."),
+    ((*HEAD, "--take-over"), "--take-over has no effect without --store URL"),
+    ((*HEAD, "--store-key", "TOKEN"), "--store-key TOKEN has no effect without --store URL"),
     ((*HEAD, "--packages", "FOLDER/none"), "the folder does not exist"),
     ((*HEAD, "--pass-environment", "NOT_SET_HERE"), "the variable is not set"),
-    ((*SERVE, "--ports", "21000-21099"), "--ports is for a service whose head is elsewhere"),
+    ((*SERVE, "--ports", "21000-21099"), "--ports 21000-21099 has no effect without --head HOST:PORT. Give"),
+    ((*SERVE, "--token-file", "TOKEN"), "--token-file TOKEN has no effect without --head HOST:PORT. Give --head"),
+    ((*SERVE, "--store-key", "TOKEN"), "--store-key TOKEN has no effect without --store URL"),
+    ((*SERVE, "--data", "FOLDER/none"), "warning: --data FOLDER/none does not exist on this machine"),
     ((*SERVE, "--head", "nohost", "--token-file", "TOKEN"), "'nohost' is not an address of the form HEAD:PORT"),
     ((*SERVE, "--head", f"{HERE}:1"), "The cluster's secret is missing. Give its file with --token-file"),
     ((*SERVE, "--head", f"{HERE}:1", "--token-file", "TOKEN", "--ports", "9-1"), "is not a range of at least 5 ports"),
@@ -530,8 +557,9 @@ OPTIONS: list[tuple[tuple[str, ...], str]] = [
     ((*JOIN, "--resources", "TPU=4", "--resources", "TPU=8"), "TPU is 4 already. Leave one out."),
     ((*JOIN, "--labels", "a=1", "--labels", "a=2"), "a is 1 already. Leave one out."),
     ((*JOIN, "--labels", "region=x"), "--group and --region set region"),
-    ((*JOIN, "--cpus", "-1"), "'--cpus'"),
-    ((*JOIN, "--memory-gib", "nan"), "'--memory-gib'"),
+    ((*JOIN, "--lead", "5"), "--lead 5.0 has no effect without --until WALLTIME. Give --until WALLTIME with it"),
+    ((*JOIN, "--cpus", "-1"), "--cpus '-1' is not a whole number from 0 to 100,000."),
+    ((*JOIN, "--memory-gib", "nan"), "--memory-gib 'nan' is not a number from 0.1 to 1,000,000."),
     ((*JOIN, "--own-address", "a:1"), "is not an address. Give one without a port"),
     (("join", "x", *JOIN[2:]), "'x' is not an address of the form HEAD:PORT"),
     ((*UNIT, "head"), "Missing option '--address'"),
@@ -541,7 +569,14 @@ OPTIONS: list[tuple[tuple[str, ...], str]] = [
     ((*UNIT, "nope"), "'nope' is not one of 'head', 'service', 'join'"),
     (("leave", "--cause", ""), "--cause has 0 characters"),
     (("leave", "--name", ""), "--name '' is not a valid name"),
-    (("leave", "--grace", "nan"), "'--grace'"),
+    (("leave", "--grace", "nan"), "--grace 'nan' is not a number from 0 to 86,400."),
+    (("doctor", "--ports", "1", "99999"), "--ports '99999' is not a whole number from 0 to 65,535."),
+    (("doctor", "--step-s", "inf"), "--step-s 'inf' is not a number from "),
+    (("doctor", "--ports", "9", "1"), "--ports 9 1 ends before it begins. Give the lower port first."),
+    (("doctor", "--lines", "--runs", "FOLDER"), "--runs has no effect on lines (--lines)."),
+    (("jobs", "--url", "nope"), "The service's URL 'nope' is not of the form https://HOST:PORT. Correct --url"),
+    (("jobs", "--url", "http://x:99999"), "The service's URL 'http://x:99999' is not of the form"),
+    ((*JOIN, "--until", "2020-01-01"), "--until 2020-01-01 is not in the future. Give a later time"),
     (("store", "check", "x"), "is no absolute path of a folder"),
     (("store", "check", "FOLDER"), "is no store of atoll"),
     (("store", "gc", "FOLDER", "--dry-run"), "is no store of atoll"),
@@ -553,6 +588,8 @@ def test_values_that_are_wrong_or_contradict_each_other_are_named_with_a_remedy(
     os.mkfifo(tmp_path / "pipe", 0o600)
     (tmp_path / "binary").write_bytes(b"\xff\xfe" * 32)
     (tmp_path / "binary").chmod(0o600)
+    (tmp_path / "list.yaml").write_text("- a")
+    (tmp_path / "half.yaml").write_text("node_groups: [{name: a, cpus: 0}]")
 
     def filled(text: str) -> str:
         for name, value in values.items():
@@ -568,6 +605,14 @@ def test_values_that_are_wrong_or_contradict_each_other_are_named_with_a_remedy(
         assert filled(says) in text, (words, text)
         assert "Traceback" not in text, words
         assert "starting" not in text, words
+
+
+def test_the_service_says_in_a_sentence_why_it_cannot_load_a_control(tmp_path: Path) -> None:
+    said = refused(tmp_path, "up", "--control", "tests.api:nosuch", "--port", str(free_port()))
+    assert said.endswith(
+        "atoll: --control 'tests.api:nosuch' cannot be loaded: module 'tests.api' has no attribute 'nosuch'. Write "
+        "package.module:factory."
+    )
 
 
 def test_what_only_a_try_shows_is_tried_before_anything_starts(tmp_path: Path, full: Path) -> None:

@@ -217,6 +217,15 @@ def being_started(installation: Installation, job: str) -> Store:
     return store
 
 
+def test_up_names_the_options_that_a_running_service_does_not_take(warm: Installation) -> None:
+    assert "keeps its options" not in warm.up()
+    said = " ".join(warm.up("--jobs-max", "7", "--retention-days", "3").split())
+    assert (
+        "--jobs-max 7, --retention-days 3.0: the running service keeps its options; to change them, run `atoll" in said
+    )
+    assert "already running" in said
+
+
 def test_a_home_has_one_service_and_stale_addresses_are_seen_through(warm: Installation) -> None:
     second = [sys.executable, "-m", "api.serve", "--home", str(warm.home.path), "--control", CONTROL]
     refused = subprocess.run(second, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S)
@@ -252,8 +261,8 @@ def test_the_service_refuses_to_listen_beyond_this_machine(cold: Installation) -
 
 
 def test_a_service_that_cannot_start_says_why_and_leaves_nothing(cold: Installation) -> None:
-    said = cold.atoll("up", "--control", "no.such.module:connect", code=1)
-    assert "no.such.module" in said
+    said = cold.atoll("up", "--control", "tests.api.nosuch:connect", code=2)
+    assert "'tests.api.nosuch:connect' cannot be loaded: No module named 'tests.api.nosuch'" in said
     assert not cold.home.running()
 
 

@@ -107,7 +107,7 @@ def test_the_port_stays_after_the_heads_death_and_after_a_start_that_failed(cold
     assert ended.wait(PATIENCE_S) == 0
     assert port_of(cold) == port
     cold.atoll("down")
-    failed = cold.atoll("up", "--runs", str(cold.runs), "--control", "no.such:thing", code=1)
+    failed = cold.atoll("up", "--runs", str(cold.runs), "--control", "tests.api:nothing", code=2)
     assert "cannot be loaded" in failed
     cold.up()
     assert port_of(cold) == port
