@@ -95,7 +95,7 @@ def test_every_problem_of_a_specification_is_told_at_once_and_nothing_starts(war
         (["submit", "no-such-file.yaml"], 2, "cannot be read"),
         (["kill", "latest"], 2, "Missing argument"),
         (["report", "latest", "--url", "http://127.0.0.1:1"], 3, "does not answer"),
-        (["jobs", "--url", "not an address"], 3, "does not answer"),
+        (["jobs", "--url", "not an address"], 2, "is not of the form https://HOST:PORT"),
     ],
 )
 def test_a_users_mistake_has_its_exit_code_and_a_remedy(
