@@ -117,10 +117,11 @@ class StateView:
     def step_counts(self) -> dict[IslandId, int]:
         """Return how many steps each island has trained, those of its earlier incarnations included."""
         with self._lock:
-            reports = self._core.state.reports
+            state = self._core.state
+            known = {i.id: state.reports.get(i.id) or i.unreported for i in state.islands.values()}
             return {
-                island.id: island.steps_before + (reports[island.id].steps_total if island.id in reports else 0)
-                for island in self._core.state.islands.values()
+                island.id: island.steps_before + (latest.steps_total if (latest := known[island.id]) else 0)
+                for island in state.islands.values()
             }
 
     def checkpoints(self) -> Checkpoints:
@@ -181,8 +182,9 @@ def _checkpoint_facts(state: JobState, at: Instant) -> CheckpointFacts:
 
 def _island_status(state: JobState, island: Island, tokens: int | None) -> IslandStatus:
     report = state.reports.get(island.id)
+    known = report or island.unreported
     if tokens is None:
-        tokens = island.tokens_before + (report.tokens_total if report else 0)
+        tokens = island.tokens_before + (known.tokens_total if known else 0)
     return IslandStatus(
         island=island.id,
         node_group=island.plan.node_group,
@@ -194,7 +196,7 @@ def _island_status(state: JobState, island: Island, tokens: int | None) -> Islan
         node=island.current.node,
         pid=island.current.pid,
         step=report.step if report else island.step,
-        steps_total=island.steps_before + (report.steps_total if report else 0),
+        steps_total=island.steps_before + (known.steps_total if known else 0),
         tokens_total=tokens,
         step_seconds=report.step_seconds_median if report else None,
         loss=report.loss if report else None,

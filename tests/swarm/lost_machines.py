@@ -2,13 +2,18 @@
 
     python -m tests.swarm --lost-machines --first N --count N
 
-Islands keep what was delivered to them, as live ones do, and some copies are damaged. The live decision chooses among their
-answers (``core.salvage``). The former synchroniser may only be cut off: what it said last reaches islands once more, after
-they have heard of the next one. These sentences are checked by books of their own, over all tapes of a job:
+Islands keep what was delivered to them and what came with a state from a peer, as live ones do. Some copies are damaged,
+and those from a peer have no announcement, so that copies contradict each other. Some islands do not give what they hold.
+The live decision chooses among their answers (``core.salvage``). The former synchroniser may only be cut off: what it said
+last reaches islands once more, after they have heard of the next one. These sentences are checked by books of their own,
+over all tapes of a job:
 
     no token is merged twice        in the versions that count, however often a machine was lost
-    nothing newer was to be had     a chosen version is the newest of which an island that answers has sound bytes
+    nothing newer was to be had     a newer version than the chosen one is damaged, disputed or in one hand unannounced
     its bits are those published    and versions after it are an undisturbed merge of their inputs
+    it goes on if its Θ does        an island keeps its process if it gave what it said, and what it holds goes on
+    what is lost is named           each newer version than the chosen one of which an island had heard
+    tokens trained are counted once what the job had trained never falls, and is never more than its islands trained
     of two synchronisers           islands act on what the later one says, and on nothing that the former one still says
     tokens add up, invariants hold, the tape replays exactly, and the job ends
 """
@@ -47,7 +52,7 @@ from tests.swarm.mortal_world import FOLDER, MortalWorld, Records
 from tests.swarm.mortality import Death, draw_mortality
 
 UNTIL_S = 3600.0
-DAMAGE_RATIO = 0.1
+DAMAGE_RATIO, DAMAGE_FROM_PEERS_RATIO, SILENCE_RATIO = 0.1, 0.2, 0.1
 LATE_S = 30.0
 """So long after the next synchroniser has begun, something of the former one may still arrive."""
 
@@ -61,10 +66,24 @@ class Unchecked:
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """A version as it was sent to islands."""
+    """A version as it was sent to islands, or as it came from a peer, without an announcement."""
 
     state: FragmentState
-    announcement: Announcement
+    announcement: Announcement | None
+
+
+class NotingLinks(MortalLinks):
+    """Links that tell when an island took a state."""
+
+    def __init__(self, world: LostMachinesWorld) -> None:
+        super().__init__(world)
+        self._noting = world
+
+    def _load(self, host: Host, report: CaughtUp) -> None:
+        takes = not (host.process.stepping or host.process.replica.flushing)
+        super()._load(host, report)
+        if takes:
+            self._noting.took(host, report.versions)
 
 
 class LostMachinesWorld(MortalWorld):
@@ -78,16 +97,22 @@ class LostMachinesWorld(MortalWorld):
         policy = replace(drawn.policy, standbys=())
         faults = replace(drawn.event_faults, echo=0.0)
         super().__init__(policy, drawn.plan, seed, faults, mortality, lambda: cast(Any, Unchecked()))
+        self.links = NotingLinks(self)
         self._damage = Random(f"atoll swarm {seed} damage")
         self._delays = Random(f"atoll swarm {seed} late words")
         self._last_words: dict[int, Callable[[], None]] = {}
         self._heeded: dict[int, int] = {}
         """By host: the generation of the synchroniser of which it has heard."""
-        self._sent: dict[tuple[FragmentId, Version], Published] = {}
+        self._sent: dict[tuple[int, FragmentId, Version], Published] = {}
+        """By generation: one that lost a version makes another of its number."""
+        self._sent_by: dict[int, tuple[f.PublishFragment, int]] = {}
+        self._history = {(FragmentId(p), Version(0)): state for p, state in enumerate(self.durability.first)}
+        """Θ as it went on: without the versions that were lost."""
         self._held: dict[int, dict[FragmentId, Published]] = {}
         self._contributions: dict[PayloadId, Contribution] = {}
         self._merged: dict[tuple[FragmentId, Version], list[Contribution]] = {}
         self._orders: dict[tuple[FragmentId, Version], f.MergeFragment] = {}
+        self._tokens_known = 0
         self.salvages = 0
 
     # ── what islands hold, and what was merged ────────────────────────────────────────────────────────────────────
@@ -103,15 +128,26 @@ class LostMachinesWorld(MortalWorld):
             )
             step = self.core.state.rounds[effect.fragment].step
             announcement = Announcement(effect.fragment, effect.version, state.digest, step, merged)
-            self._sent[effect.fragment, effect.version] = Published(state, announcement)
+            self._sent[self.generation, effect.fragment, effect.version] = Published(state, announcement)
+            self._history[effect.fragment, effect.version] = state
+        self._sent_by[id(effect)] = (effect, self.generation)
         super().publish_fragment(effect)
 
     def delivered(self, host: Host, effect: f.PublishFragment) -> None:
-        held, sent = self._held.setdefault(id(host), {}), self._sent[effect.fragment, effect.version]
-        newest = held.get(effect.fragment)
-        if newest is None or newest.state.version < effect.version:
-            held[effect.fragment] = sent
+        _, generation = self._sent_by[id(effect)]
+        self._now_holds(host, self._sent[generation, effect.fragment, effect.version])
         super().delivered(host, effect)
+
+    def took(self, host: Host, versions: Sequence[Version]) -> None:
+        """Note that the island took a state based on these versions. Nothing was announced with it."""
+        for p, version in enumerate(versions):
+            self._now_holds(host, Published(self._history[FragmentId(p), version], None))
+
+    def _now_holds(self, host: Host, copy: Published) -> None:
+        held, fragment = self._held.setdefault(id(host), {}), FragmentId(copy.state.fragment)
+        newest = held.get(fragment)
+        if newest is None or newest.state.version < copy.state.version:
+            held[fragment] = copy
 
     def addressed(self, host: Host, call: Callable[[], None]) -> Callable[[], None]:
         mine = self.generation
@@ -133,6 +169,8 @@ class LostMachinesWorld(MortalWorld):
             self._contributions[event.contribution.payload] = event.contribution
         before = self._version_of(event)
         super().tell(event)
+        if self.salvages and self.alive:
+            self._check_tokens(event)
         if isinstance(event, e.MergeCompleted) and before is not None and event.version == before + 1:
             self._note_merge(event)
 
