@@ -74,7 +74,13 @@ class PublishedFragments:
         return tuple(held)
 
     def holdings(
-        self, life: Life, held: tuple[HeldVersion, ...], position: Position, job_tokens: int, stepping_seconds: float
+        self,
+        life: Life,
+        held: tuple[HeldVersion, ...],
+        position: Position,
+        job_tokens: int,
+        stepping_seconds: float,
+        trains: bool,
     ) -> IslandHoldings:
         """Return the answer of an island at this position, whose versions of Θ are ``held``."""
         return IslandHoldings(
@@ -88,6 +94,7 @@ class PublishedFragments:
             position.token_counts,
             job_tokens,
             self.expected_versions(),
+            trains,
         )
 
     def expected_versions(self) -> tuple[Announcement, ...]:

@@ -312,7 +312,7 @@ class Island:
             self._loop.published.announce(announcement)
 
     def holdings(self, epoch: Epoch) -> tuple[Epoch, IslandHoldings | None]:
-        """Return the newest epoch heard of, and what this island holds, if it trains. Epoch 0 asks for the former alone."""
+        """Return the newest epoch heard of, and what this island holds, if it trained. Epoch 0 asks for the former alone."""
         if epoch:
             self._outbox.check_epoch(epoch)
         if not epoch or (loop := self._loop) is None:

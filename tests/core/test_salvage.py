@@ -13,6 +13,7 @@ from orchestrator.core import events, saving
 from orchestrator.core.effects import (
     BeginCatchUp,
     FlushIsland,
+    FromSynchroniser,
     PlaceIsland,
     PublishFragment,
     RefuseContribution,
@@ -20,7 +21,15 @@ from orchestrator.core.effects import (
     StartTraining,
 )
 from orchestrator.core.messages import Adopted, Announcement, HeldVersion, IslandHoldings, MergedWork, Progress
-from orchestrator.core.salvage import ChosenVersion, choose, last_incarnations, latest, settled, survivors
+from orchestrator.core.salvage import (
+    ChosenVersion,
+    choose,
+    last_incarnations,
+    latest,
+    settled,
+    survivors,
+    tokens_trained,
+)
 from orchestrator.core.vocabulary import (
     AllOffers,
     FragmentId,
@@ -178,6 +187,20 @@ def test_an_island_whose_bytes_are_others_does_not_survive_although_another_gave
     assert choice.doubted == {"a": "it gave other bytes"}
     assert [one.island for one in survivors(answers, choice)] == ["b"]
     assert asked == [(0, "a"), (1, "a"), (1, "b")], "what is here is not pulled again"
+
+
+def test_islands_that_have_all_drained_vouch_for_what_they_hold_and_are_placed_again() -> None:
+    """The machine is lost before their processes end. What they trained counts."""
+    answers = [answer("a", 5, 3, trains=False, job_tokens=700), answer("b", 5, 3, trains=False)]
+    choice = settled(answers, FRAGMENTS, lambda one, island: "")
+    assert [(one.version, one.holders) for one in choice.chosen] == [(5, ("a", "b")), (3, ("a", "b"))]
+    assert (survivors(answers, choice), choice.doubted) == ((), {})
+    assert (tokens_trained(answers), tokens_trained(answers[1:])) == (800, 400)
+    story = Story("ab", before=(replace(SALVAGED, islands=(), tokens_trained=800),))
+    placing = [(effect.island, effect.incarnation) for effect in all_of(PlaceIsland, story.begun)]
+    assert placing == [("a", 2), ("b", 4)]
+    assert isinstance(story.is_ready("a").source, FromSynchroniser)
+    assert story.core.state.tokens_trained == 800
 
 
 def test_where_nobody_gives_a_version_the_one_before_goes_on() -> None:
