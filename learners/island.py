@@ -248,7 +248,7 @@ class Island:
         held = loop.published.version(fragment)
         if held >= version or since not in (None, held):
             return held  # before pulling bytes that are of no use
-        contents = [self._handed_over.received(epoch, payload) for payload in payloads]
+        contents = self._handed_over.published(epoch, fragment, payloads)
         publication = Publication.received(fragment, version, step, merged_offer, anchor)
         return loop.receive(publication, since, digest, contents, epoch)
 

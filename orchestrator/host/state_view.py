@@ -118,11 +118,8 @@ class StateView:
         """Return how many steps each island has trained, those of its earlier incarnations included."""
         with self._lock:
             state = self._core.state
-            known = {i.id: state.reports.get(i.id) or i.unreported for i in state.islands.values()}
-            return {
-                island.id: island.steps_before + (latest.steps_total if (latest := known[island.id]) else 0)
-                for island in state.islands.values()
-            }
+            pairs = [(i, state.reports.get(i.id) or i.unreported) for i in state.islands.values()]
+            return {island.id: island.steps_before + (totals.steps_total if totals else 0) for island, totals in pairs}
 
     def checkpoints(self) -> Checkpoints:
         with self._lock:
@@ -182,9 +179,9 @@ def _checkpoint_facts(state: JobState, at: Instant) -> CheckpointFacts:
 
 def _island_status(state: JobState, island: Island, tokens: int | None) -> IslandStatus:
     report = state.reports.get(island.id)
-    known = report or island.unreported
+    totals = report or island.unreported
     if tokens is None:
-        tokens = island.tokens_before + (known.tokens_total if known else 0)
+        tokens = island.tokens_before + (totals.tokens_total if totals else 0)
     return IslandStatus(
         island=island.id,
         node_group=island.plan.node_group,
@@ -196,7 +193,7 @@ def _island_status(state: JobState, island: Island, tokens: int | None) -> Islan
         node=island.current.node,
         pid=island.current.pid,
         step=report.step if report else island.step,
-        steps_total=island.steps_before + (known.steps_total if known else 0),
+        steps_total=island.steps_before + (totals.steps_total if totals else 0),
         tokens_total=tokens,
         step_seconds=report.step_seconds_median if report else None,
         loss=report.loss if report else None,

@@ -237,8 +237,8 @@ class LostMachinesWorld(MortalWorld):
             return ""
 
         choice = salvage.settled(answers, self.policy.fragment_count, pull)
-        heard = [answer for answer in answers if answer.island not in refused]
-        self._check_choice(answers, heard, choice, pulled)
+        giving = [answer for answer in answers if answer.island not in refused]
+        self._check_choice(answers, giving, choice, pulled)
         if len(choice.chosen) < self.policy.fragment_count:
             self.alive, self.ended = False, "no island could vouch for a fragment"
             return
@@ -251,7 +251,7 @@ class LostMachinesWorld(MortalWorld):
             self.later(self._delays.uniform(0.0, LATE_S), word)
         self._last_words.clear()
         surviving = salvage.survivors(answers, choice)
-        fit = sorted(answer.island for answer in heard if self._is_fit(answer, choice))
+        fit = sorted(answer.island for answer in giving if self._is_fit(answer, choice))
         going_on = sorted(one.island for one in surviving)
         require(going_on == fit, "it goes on if its Θ does", (going_on, fit, choice.doubted))
         self._go_on_from(epoch, answers, choice, surviving, pulled)
@@ -262,8 +262,8 @@ class LostMachinesWorld(MortalWorld):
     def _answer(self, life: Life, host: Host) -> IslandHoldings:
         position, held = host.process.replica.position, []
         for fragment, published in sorted(self._held.get(id(host), {}).items()):
-            told = published.announcement is not None
-            damaged = self._damage.random() < (DAMAGE_RATIO if told else DAMAGE_FROM_PEERS_RATIO)
+            from_peer = published.announcement is None
+            damaged = self._damage.random() < (DAMAGE_FROM_PEERS_RATIO if from_peer else DAMAGE_RATIO)
             digest = f"damage {life} {fragment}" if damaged else published.state.digest
             held.append(HeldVersion(fragment, published.state.version, digest, published.announcement))
         return IslandHoldings(
@@ -282,7 +282,7 @@ class LostMachinesWorld(MortalWorld):
     def _check_choice(
         self,
         answers: list[IslandHoldings],
-        heard: list[IslandHoldings],
+        giving: list[IslandHoldings],
         choice: salvage.Choice,
         pulled: Mapping[FragmentId, FragmentState],
     ) -> None:
@@ -294,13 +294,13 @@ class LostMachinesWorld(MortalWorld):
                 state = pulled[p]
                 same = (chosen[p].version, chosen[p].digest) == (state.version, state.digest)
                 require(same, "its bits are those published", (chosen[p], state.version, state.digest))
-            newer = [held for answer in heard for held in answer.held if held.fragment == p and held.version > best]
+            newer = [held for answer in giving for held in answer.held if held.fragment == p and held.version > best]
             for version in {held.version for held in newer}:
                 copies = [held for held in newer if held.version == version and _is_as_announced(held)]
                 require(not _is_confirmed(copies), "nothing newer was to be had", (p, best, version, copies))
             named = {one.version for one in choice.lost if one.fragment == p}
-            known = {h.version for a in answers for h in a.held if h.fragment == p and h.version > best}
-            require(named == known, "what is lost is named", (p, named, known))
+            held_versions = {h.version for a in answers for h in a.held if h.fragment == p and h.version > best}
+            require(named == held_versions, "what is lost is named", (p, named, held_versions))
 
     def _is_fit(self, answer: IslandHoldings, choice: salvage.Choice) -> bool:
         """Return whether all that the island holds and builds on is Θ as it goes on, or was before."""
