@@ -369,12 +369,14 @@ class Machines:
 
 def share_of_time(former: Tape, tape: Tape, island: str) -> float:
     """Return the share of its time that the island spent in steps, from the last report before the loss to the last one now,
-    relative to the same share before the loss. Steps that a busy machine makes longer change neither.
+    relative to the same share before the loss. Steps that a busy machine makes longer change neither. A tape that a salvage
+    began has late reports of what was trained before it at its beginning, so only its latter half counts.
     """
     before, after = (
         [e for e in of_kind((r.event for r in one.records), Progress) if e.island == island] for one in (former, tape)
     )
-    usual = (before[-1].stepping_seconds - before[0].stepping_seconds) / (before[-1].at - before[0].at)
+    middle = before[len(before) // 2]
+    usual = (before[-1].stepping_seconds - middle.stepping_seconds) / (before[-1].at - middle.at)
     passed = tape.header.started_at + after[-1].at - former.header.started_at - before[-1].at
     return float((after[-1].stepping_seconds - before[-1].stepping_seconds) / (passed * usual))
 
