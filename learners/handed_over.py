@@ -74,7 +74,13 @@ class PublishedFragments:
         return tuple(held)
 
     def holdings(
-        self, life: Life, held: tuple[HeldVersion, ...], position: Position, job_tokens: int, stepping_seconds: float
+        self,
+        life: Life,
+        held: tuple[HeldVersion, ...],
+        position: Position,
+        job_tokens: int,
+        stepping_seconds: float,
+        trains: bool,
     ) -> IslandHoldings:
         """Return the answer of an island at this position, whose versions of Θ are ``held``."""
         return IslandHoldings(
@@ -88,6 +94,7 @@ class PublishedFragments:
             position.token_counts,
             job_tokens,
             self.expected_versions(),
+            trains,
         )
 
     def expected_versions(self) -> tuple[Announcement, ...]:
@@ -182,6 +189,7 @@ class HandedOver:
         self._offered: dict[FragmentId, tuple[int, Payload]] = {}
         self._donated: dict[str, Payload] = {}
         self._outer_given: Payload | None = None
+        self._pulls: dict[FragmentId, object] = {}
 
     def join(self, membership: Membership, host: str) -> None:
         """Join this synchroniser's channel. Leave the one of an earlier synchroniser, and cancel its pulls."""
@@ -252,6 +260,14 @@ class HandedOver:
         It is cancelled when another synchroniser's channel is joined.
         """
         return self._of(epoch).received(carried, abandoned)
+
+    def published(self, epoch: Epoch, fragment: FragmentId, payloads: Sequence[Carried]) -> list[memoryview]:
+        """Return what a publication of the fragment carried. End an earlier pull of it: its shard's process may be gone.
+
+        Raises TransferCancelled if a later publication of the fragment ends this pull.
+        """
+        mine = self._pulls[fragment] = object()
+        return [self.received(epoch, one, lambda: self._pulls[fragment] is not mine) for one in payloads]
 
     def hindrances(self) -> tuple[str, ...]:
         """Return, for operators, what currently blocks the pulls of this process."""

@@ -248,7 +248,7 @@ class Island:
         held = loop.published.version(fragment)
         if held >= version or since not in (None, held):
             return held  # before pulling bytes that are of no use
-        contents = [self._handed_over.received(epoch, payload) for payload in payloads]
+        contents = self._handed_over.published(epoch, fragment, payloads)
         publication = Publication.received(fragment, version, step, merged_offer, anchor)
         return loop.receive(publication, since, digest, contents, epoch)
 
@@ -312,7 +312,7 @@ class Island:
             self._loop.published.announce(announcement)
 
     def holdings(self, epoch: Epoch) -> tuple[Epoch, IslandHoldings | None]:
-        """Return the newest epoch heard of, and what this island holds, if it trains. Epoch 0 asks for the former alone."""
+        """Return the newest epoch heard of, and what this island holds, if it trained. Epoch 0 asks for the former alone."""
         if epoch:
             self._outbox.check_epoch(epoch)
         if not epoch or (loop := self._loop) is None:

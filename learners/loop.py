@@ -356,13 +356,13 @@ class IslandLoop:
         return self._arrays.published
 
     def holdings(self, island: IslandId, incarnation: Incarnation, epoch: Epoch = Epoch(0)) -> IslandHoldings | None:
-        """Return what this island holds of Θ and of its own work; None if it does not train. Fence earlier epochs."""
+        """Return what this island holds of Θ and of its own work; None if it never trained. Fence earlier epochs."""
         self.published.fence(epoch)
         held = self.published.held_versions()
         with self._changed:
-            training = self._replica.started and not self._replica.drained and not self._ended.is_set()
             own = (self._replica.position, self._replica.anchor.tokens, self._odometer.stepping_seconds)
-            return self.published.holdings((island, incarnation), held, *own) if training else None
+            trains = not self._replica.drained and not self._ended.is_set()
+            return self.published.holdings((island, incarnation), held, *own, trains) if self._replica.started else None
 
     def export_state(self, timeout_s: float, request: StateRequest = WHOLE) -> State:
         """Copy the state that a peer needs to begin from here, or this process's part of it.

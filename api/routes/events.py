@@ -152,9 +152,12 @@ def download_tape(request: Request, job: str, service: ServiceHere) -> Response:
 
 
 def whole_lines(lines: list[bytes], reader: TapeReader) -> Iterator[bytes]:
-    """Yield what was read and what follows, as one file. Its footer's digest is that of all its lines."""
-    digest = Digest()
-    while lines:
+    """Yield what was read and what follows, as one file. Its footer's digest is that of all its lines.
+
+    Stop where another tape takes its place.
+    """
+    digest, epoch = Digest(), reader.epoch
+    while lines and reader.epoch == epoch:
         if reader.sealed:
             lines[-1] = b""
         chunk = b"\n".join([*lines, b""]) if not reader.sealed else b"\n".join(lines)

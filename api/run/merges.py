@@ -108,7 +108,10 @@ class MergeHistory:
     def _caught_up(self) -> Explanations | None:
         """Return the fold up to the tape's current end; None while there is no tape."""
         try:
+            epoch = self._reader.epoch
             while lines := self._reader.read():
+                if self._reader.epoch != epoch:
+                    epoch, self._fold = self._reader.epoch, None
                 for line in lines:
                     self._taken(line)
         except DataError:

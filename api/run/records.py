@@ -17,7 +17,15 @@ from typing import BinaryIO
 
 from api.run.folder import open_below, read_below
 from orchestrator.errors import DataError
-from orchestrator.tape.schema import CONTINUATION_BYTES, SEGMENT_BYTES_MAX, Continuation, Mark, continuation_at
+from orchestrator.tape.schema import (
+    BEGINNING_BYTES,
+    CONTINUATION_BYTES,
+    SEGMENT_BYTES_MAX,
+    Continuation,
+    Mark,
+    continuation_at,
+    epoch_at,
+)
 from orchestrator.tape.sealing import begin_of, require_chain, require_link, unsealed
 from orchestrator.tape.storage import sealed_path
 
@@ -27,6 +35,7 @@ CHUNK_BYTES = 256 * 1024
 LINE_BYTES_MAX = 16 << 20
 """The longest record. Longer data without a line end is damage, and nothing behind it is read."""
 NOWHERE = Mark(0, 0, "")
+EPOCH_FIRST = 1
 _NUMBER = re.compile(rb'\{"n":(\d{1,18}),')
 _EVENT = re.compile(rb'\{"n":\d{1,18},"event":\{"type":"(\w+)"')
 _CHECKSUM = re.compile(rb',"crc":"([0-9a-f]{8})"\}$')
@@ -35,7 +44,11 @@ _FOOTER = b'{"end":'
 
 
 class TapeReader:
-    """Reads the tape at ``path``: from its header on, or only the records after number ``after``."""
+    """Reads the tape at ``path``: from its header on, or only the records after number ``after``.
+
+    If a job loses its tape and goes on with another one, the reader goes on at the header of that. ``epoch`` is the one in
+    which the tape begins. A tape that took another's place is read from its beginning if it ends before ``after``.
+    """
 
     def __init__(self, path: Path, after: int = 0) -> None:
         self.path = path
@@ -43,6 +56,7 @@ class TapeReader:
         """The number of the last record read, or the starting point."""
         self.sealed = False
         """Whether the footer was read. Nothing follows it."""
+        self.epoch: int | None = None
         self._segment: int | None = 1 if after == 0 else None
         self._offset = 0
         self._behind_header = False
@@ -69,8 +83,16 @@ class TapeReader:
         return []
 
     def _read(self, file: BinaryIO, size: int) -> list[bytes]:
-        newest = continuation_at(file.read(CONTINUATION_BYTES))
+        beginning = file.read(BEGINNING_BYTES)
+        newest, epoch = continuation_at(beginning), epoch_at(beginning)
         number = newest.segment if newest else 1
+        if epoch != self.epoch is not None:
+            if epoch is None:
+                return []  # the header of the tape that takes its place is not written yet
+            self._begin_again()
+        self.epoch = epoch
+        if self._segment is None and (epoch or 0) > EPOCH_FIRST and number_at_end(self.path) < self.n:
+            self._begin_again()
         if self._segment is None:
             self._find(file, size, newest)
         while newest is not None and self._segment is not None and self._segment < number:
@@ -87,6 +109,10 @@ class TapeReader:
             chunk += more
         self._endless = b"\n" not in chunk and len(chunk) >= LINE_BYTES_MAX
         return self._taken(chunk[: chunk.rfind(b"\n") + 1])
+
+    def _begin_again(self) -> None:
+        self.n, self.sealed, self._segment, self._offset, self._behind_header = 0, False, 1, 0, False
+        self._lines = None
 
     def _taken(self, whole: bytes) -> list[bytes]:
         self._offset += len(whole)

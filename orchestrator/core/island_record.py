@@ -173,8 +173,14 @@ class Island:
     """The number of its latest incarnation on a tape that is lost; the first placement continues from it. 0 if there was
     none. Invariant: not above ``incarnation`` once the island was placed."""
     survivor: SurvivingIsland | None = None
-    """What the island held when the job was salvaged, until its process is found again. Invariant: its incarnation is the
-    present one, or the one that is placed next."""
+    """What the island held when the job was salvaged. Its totals count until its first report. Invariant: its incarnation is
+    the present one, or the one that is placed next."""
+
+    @property
+    def unreported(self) -> SurvivingIsland | None:
+        """Return what the present incarnation held when the job was salvaged. It counts until there is a report."""
+        survivor = self.survivor
+        return survivor if survivor is not None and survivor.incarnation == self.incarnation else None
 
     @property
     def id(self) -> IslandId:
@@ -253,7 +259,7 @@ def going_on(before: Island, survivor: SurvivingIsland, present: Sequence[Versio
         last_offer={p: offer for p, offer in offers.items() if isinstance(offer, int)},
     )
     reason = "trained on while the synchroniser was lost"
-    return replace(_entered(before, IslandState.TRAINING, reason, current), step=survivor.step, survivor=None)
+    return replace(_entered(before, IslandState.TRAINING, reason, current), step=survivor.step)
 
 
 def standing_by(before: Island, report: CaughtUp) -> Island:
@@ -415,9 +421,11 @@ def choose_donors(steps: Mapping[Island, int], receiver: Island, count: int) -> 
 def place(before: Island, last_report: Progress | None, reason: str, process: Life | None = None) -> Step:
     """Begin the next incarnation, in a process of its own or in the standby's ``process``.
 
-    What the incarnation before had trained, by its last report, is added to the totals.
+    What the incarnation before had trained, by its last report or by its answer when the job was salvaged, is added to the
+    totals.
     """
-    steps, tokens = (last_report.steps_total, last_report.tokens_total) if last_report else (0, 0)
+    last_known = last_report or before.unreported
+    steps, tokens = (last_known.steps_total, last_known.tokens_total) if last_known else (0, 0)
     latest = max(before.incarnation, before.incarnations_lost)
     after = replace(
         before,

@@ -249,11 +249,12 @@ class HeldVersion:
 
 @dataclass(frozen=True, slots=True)
 class IslandHoldings:
-    """The answer of an island that trains: what it holds of Θ, and the state of its own work at one boundary.
+    """The answer of an island that trained: what it holds of Θ, and the state of its own work at one boundary.
 
     ``versions[p]`` is the version that fragment p of its parameters is based on, and ``kept_tokens[p]`` its work since that
     is in no version it knows of. ``expected`` are announcements of versions whose bytes had not arrived.
-    ``job_tokens`` is how many tokens the job had trained, as far as the island heard.
+    ``job_tokens`` is how many tokens the job had trained, as far as the island heard. An island that has drained, or has
+    given its last work, no longer ``trains``.
     """
 
     island: IslandId
@@ -267,6 +268,7 @@ class IslandHoldings:
     kept_tokens: tuple[int, ...]
     job_tokens: int = 0
     expected: tuple[Announcement, ...] = ()
+    trains: bool = True
 
     @property
     def life(self) -> Life:

@@ -21,6 +21,9 @@ Digests protect against damage: of memory, of a line, of a program. They do not 
 computes with the announced digest's bytes withheld; such an island cannot give bytes of that digest, so it is found at the
 pull, and the next holder or version is asked for.
 
+An island that has drained, or that has given its last work, still vouches for the versions that it holds, and gives them. It
+takes no more steps, so it is placed again.
+
 Contributions are not lost with a version: an island offers its work again until a version that it adopts contains it. To
 tell which work a chosen version contains, islands keep with each version the offers in it, of all islands (``merged``).
 Only the latest incarnation of an island takes part (``latest``): the synchroniser may have merged offers of an earlier one
@@ -120,7 +123,8 @@ def choose(
                 doubted.setdefault(island, f"its copy of version {held.version} of fragment {p} is damaged")
         sound = [(i, h) for i, h in claims if h.announced is None or h.digest == h.announced.digest]
         best, passed_over = _confirmed(p, sound)
-        versions = [h.version for _, h in claims] + [x.version for a in islands for x in a.expected if x.fragment == p]
+        versions = [h.version for a in answers for h in a.held if h.fragment == p]
+        versions += [x.version for a in answers for x in a.expected if x.fragment == p]
         lost += _lost(p, best, versions, passed_over)
         if best is None:
             continue
@@ -204,9 +208,15 @@ def _contradicts(answer: IslandHoldings, best: ChosenVersion) -> str:
     return ""
 
 
+def tokens_trained(answers: Sequence[IslandHoldings]) -> int:
+    """Return how much the job had trained at least: what an island heard of it, or what those that answer trained."""
+    return max(sum(answer.tokens_total for answer in answers), *(answer.job_tokens for answer in answers), 0)
+
+
 def survivors(answers: Sequence[IslandHoldings], choice: Choice) -> tuple[SurvivingIsland, ...]:
     """Return the islands that go on with their own work, and what of their offers is in the chosen versions."""
-    going_on = [answer for answer in sorted(answers, key=lambda a: a.island) if answer.island not in choice.doubted]
+    sound = [answer for answer in sorted(answers, key=lambda a: a.island) if answer.island not in choice.doubted]
+    going_on = [answer for answer in sound if answer.trains]
     merged = {chosen.fragment: _merged_in(chosen, answers) for chosen in choice.chosen}
     surviving = []
     for answer in going_on:

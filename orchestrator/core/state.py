@@ -230,7 +230,10 @@ class JobState:
     @property
     def tokens_trained(self) -> int:
         before = sum([island.tokens_before for island in self.islands.values()])
-        return (self.tokens_before or 0) + before + sum([report.tokens_total for report in self.reports.values()])
+        survivors = [i.survivor for i in self.islands.values() if i.survivor is not None and i.id not in self.reports]
+        unreported = sum([survivor.tokens_total for survivor in survivors])
+        reported = sum([report.tokens_total for report in self.reports.values()])
+        return (self.tokens_before or 0) + before + unreported + reported
 
     @property
     def anchor(self) -> ScheduleAnchor:

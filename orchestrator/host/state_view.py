@@ -117,11 +117,9 @@ class StateView:
     def step_counts(self) -> dict[IslandId, int]:
         """Return how many steps each island has trained, those of its earlier incarnations included."""
         with self._lock:
-            reports = self._core.state.reports
-            return {
-                island.id: island.steps_before + (reports[island.id].steps_total if island.id in reports else 0)
-                for island in self._core.state.islands.values()
-            }
+            state = self._core.state
+            pairs = [(i, state.reports.get(i.id) or i.unreported) for i in state.islands.values()]
+            return {island.id: island.steps_before + (totals.steps_total if totals else 0) for island, totals in pairs}
 
     def checkpoints(self) -> Checkpoints:
         with self._lock:
@@ -181,8 +179,9 @@ def _checkpoint_facts(state: JobState, at: Instant) -> CheckpointFacts:
 
 def _island_status(state: JobState, island: Island, tokens: int | None) -> IslandStatus:
     report = state.reports.get(island.id)
+    totals = report or island.unreported
     if tokens is None:
-        tokens = island.tokens_before + (report.tokens_total if report else 0)
+        tokens = island.tokens_before + (totals.tokens_total if totals else 0)
     return IslandStatus(
         island=island.id,
         node_group=island.plan.node_group,
@@ -194,7 +193,7 @@ def _island_status(state: JobState, island: Island, tokens: int | None) -> Islan
         node=island.current.node,
         pid=island.current.pid,
         step=report.step if report else island.step,
-        steps_total=island.steps_before + (report.steps_total if report else 0),
+        steps_total=island.steps_before + (totals.steps_total if totals else 0),
         tokens_total=tokens,
         step_seconds=report.step_seconds_median if report else None,
         loss=report.loss if report else None,

@@ -81,7 +81,10 @@ class Delivery:
 
 @dataclass(frozen=True, slots=True)
 class Consignment:
-    """The part of a publication that one of the island's processes, by rank, is sent, according to what it holds."""
+    """The part of a publication that one of the island's processes, by rank, is sent, according to what it holds.
+
+    ``server`` is the process that serves what it pulls.
+    """
 
     rank: int
     fragment: FragmentId
@@ -89,6 +92,7 @@ class Consignment:
     shipment: Shipment
     digest: str
     carried: tuple[Carried, ...]
+    server: object
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,13 +302,14 @@ class ParameterLink:
     def _consigned(self, fragment: FragmentId, delivery: Delivery, holdings: Sequence[Holding]) -> list[Consignment]:
         """Return what each of the island's processes is sent: nothing yet, while the fragment's shard is away."""
         published = delivery.published
+        server = published.server
         try:
             consignments = []
             for rank, holding in enumerate(holdings):
                 shipment = published.since(self._held.get((rank, fragment)), holding)
                 carried = tuple(payload.carried(self._memberships[rank].subject) for payload in shipment.payloads)
                 consignments.append(
-                    Consignment(rank, fragment, delivery, shipment, published.digest_of(holding), carried)
+                    Consignment(rank, fragment, delivery, shipment, published.digest_of(holding), carried, server)
                 )
         except PublicationGone:
             return []  # the newer version is published when the core has heard of it
@@ -414,7 +419,8 @@ class ParameterLink:
     def _send(self, consignments: Sequence[Consignment]) -> None:
         """Send until everything has arrived, something newer waits, or the link is closed.
 
-        A part that was lost, or that does not follow what the island holds, is sent again.
+        A part that was lost, or that does not follow what the island holds, is sent again. Nothing waits for a part whose
+        shard's process is gone: an island pulls that until ``stall_s`` are over, or it is sent the fragment again.
         """
         unsent = deque(consignments)
         waiting: dict[ray.ObjectRef[int], Consignment] = {}
@@ -429,6 +435,10 @@ class ParameterLink:
             done, _ = ray.wait(list(waiting), num_returns=wanted_count, timeout=ARRIVAL_CHECK_S)
             for call in done:
                 self._settle(call, waiting.pop(call))
+            for call in [c for c, one in waiting.items() if one.delivery.published.server is not one.server]:
+                one = waiting.pop(call)
+                log.warning("%s: the shard of fragment %d is gone; others do not wait for it", self._name, one.fragment)
+                self._send_again(one.fragment, one.delivery)
 
     def _settle(self, call: ray.ObjectRef[int], one: Consignment) -> None:
         """Note the answer of a call that has ended, whose payloads were held until now."""

@@ -96,6 +96,11 @@ class PublishedFragment(Protocol):
     version: Version
 
     @property
+    def server(self) -> object:
+        """The process that serves it now; None while that is away. Its payloads are gone with it."""
+        ...
+
+    @property
     def usual_bytes(self) -> int:
         """The bytes that an island which holds the version before is sent: the newest update, or else the values."""
         ...
@@ -163,6 +168,10 @@ class Published:
             self._updates = _worth_sending((*earlier, latest), publication.values_bytes)
 
     @property
+    def server(self) -> object:
+        return self._values
+
+    @property
     def values_bytes(self) -> int:
         """The bytes of the values themselves, without header."""
         return self._publication.values_bytes
@@ -217,6 +226,11 @@ def _worth_sending(updates: tuple[_Update, ...], values_bytes: int) -> tuple[_Up
 class ServingShard(Protocol):
     """A shard in another process, as its publications call it."""
 
+    @property
+    def serving(self) -> object:
+        """The process, or None while it is away."""
+        ...
+
     def digest_of(self, fragment: FragmentId, version: Version, holding: Holding) -> str: ...
 
     def values(self, fragment: FragmentId, version: Version, holding: Holding) -> tuple[str, int]: ...
@@ -245,6 +259,10 @@ class RemotePublished:
         self.version, self._shard, self._fragment, self._digest = version, shard, fragment, digest
         self._usual_bytes = usual_bytes
         weakref.finalize(self, shard.unheld, fragment, version).atexit = False
+
+    @property
+    def server(self) -> object:
+        return self._shard.serving
 
     @property
     def usual_bytes(self) -> int:

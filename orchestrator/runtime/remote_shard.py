@@ -243,7 +243,7 @@ class RemoteShard:
         self._moving, self._move_again_at, self._trouble = False, 0.0, ""
         self.on_moved: Callable[[Undated, Sequence[Announceable]], None] = lambda moved, lost: None
         first = [processes.handles[number]]
-        self._serving: ActorHandle[ShardActor] | None = first[0]
+        self.serving: ActorHandle[ShardActor] | None = first[0]
         answer_of(first[0].call(ShardActor.join, membership))
         self._helper: Helper[ShardActor] = supervisor.add(
             Helper(
@@ -304,7 +304,7 @@ class RemoteShard:
         return self._ask(ShardActor.receive, payload, fragment, pulled)
 
     def release(self, payload: PayloadId) -> None:
-        if (shard := self._serving) is not None:
+        if (shard := self.serving) is not None:
             shard.call(ShardActor.release, payload)
 
     def hindrances(self, address: Address) -> tuple[str, ...]:
@@ -318,7 +318,7 @@ class RemoteShard:
         return f"shard {self._number}: {trouble}" if trouble else None
 
     def status(self, byte_counts: Mapping[FragmentId, int]) -> ShardStatus:
-        is_moving, is_away = self._moving, self._serving is None
+        is_moving, is_away = self._moving, self.serving is None
         return ShardStatus(
             shard=self._number,
             node=self._processes.node_noted(self._number) or "",
@@ -331,7 +331,7 @@ class RemoteShard:
     def when_back(self, work: Callable[[], None]) -> None:
         """Do the work once the process is there again, which may be now."""
         with self._lock:
-            if self._serving is None:
+            if self.serving is None:
                 self._waiting.append(work)
                 return
         work()
@@ -354,7 +354,7 @@ class RemoteShard:
 
     def arrived(self, carried: Carried) -> memoryview:
         """Pull a payload of the shard into this process."""
-        with self._served_by(self._serving):
+        with self._served_by(self.serving):
             return self._endpoint.received(carried)
 
     def unheld(self, fragment: FragmentId, version: Version) -> None:
@@ -368,7 +368,7 @@ class RemoteShard:
     # ── calls, and the process's deaths ───────────────────────────────────────────────────────────────────────────
 
     def _present(self) -> ActorHandle[ShardActor]:
-        if (shard := self._serving) is None:
+        if (shard := self.serving) is None:
             raise ShardAway(detail=f"The process of shard {self._number} is being started again.")
         return shard
 
@@ -380,7 +380,7 @@ class RemoteShard:
         except TransferCancelled:
             raise
         except TransferError as error:
-            if shard is not None and self._serving is shard:
+            if shard is not None and self.serving is shard:
                 raise
             raise ShardAway(detail=f"The process of shard {self._number} died while it was read.") from error
 
@@ -401,8 +401,8 @@ class RemoteShard:
             return answer_of(call)
         except GONE as error:
             with self._lock:
-                if self._serving is shard:
-                    self._serving = None
+                if self.serving is shard:
+                    self.serving = None
             raise ShardAway(detail=f"The process of shard {self._number} died.") from error
         except Fenced as error:
             if self._helper.handle is shard:
@@ -422,7 +422,7 @@ class RemoteShard:
     def _continue(self, shard: ActorHandle[ShardActor]) -> None:
         """Continue in the new process, however long it cannot have its journal. Raises DataError if nobody has a version."""
         with self._lock:
-            self._serving = None
+            self.serving = None
         while not self._continued(shard):
             if self._helper.handle is not shard:
                 return  # it died, too
@@ -432,7 +432,7 @@ class RemoteShard:
     def _serve(self, shard: ActorHandle[ShardActor]) -> None:
         self._processes.handles[self._number] = shard
         with self._lock:
-            self._serving, self._trouble = shard, ""
+            self.serving, self._trouble = shard, ""
             waiting, self._waiting = self._waiting, []
         for work in waiting:
             work()
@@ -488,7 +488,7 @@ class RemoteShard:
         """Move to another node if the process is on one of these, which are about to go. Idempotent."""
         leaving = nodes.get(self._processes.node_ids.get(self._number, ""))
         with self._lock:
-            is_due = time.monotonic() >= self._move_again_at and self._serving is not None
+            is_due = time.monotonic() >= self._move_again_at and self.serving is not None
             if leaving is None or self._moving or not is_due or not self._announced:
                 return
             self._moving = True
@@ -499,7 +499,7 @@ class RemoteShard:
 
         If that fails before this process is ended, it goes on.
         """
-        old, new, is_kept = self._serving, None, True
+        old, new, is_kept = self.serving, None, True
         if old is None:
             self._moving = False
             return
@@ -510,7 +510,7 @@ class RemoteShard:
                 facts, state = answer_of(old.call(ShardActor.hand_over, fragment))
                 answer_of(new.call(ShardActor.take_state, facts, state))
             with self._lock:
-                self._serving, is_kept = None, False
+                self.serving, is_kept = None, False
             self._helper.exchange(new)
             cluster.end_actor(old)  # the two may see the same folder, which one process at a time writes
             opened = answer_of(new.call(ShardActor.open))

@@ -37,7 +37,16 @@ from orchestrator.checkpoints.reading import outer_states
 from orchestrator.checkpoints.resumption import Resumption
 from orchestrator.checkpoints.writing import momentum_name
 from orchestrator.core.messages import IslandHoldings
-from orchestrator.core.salvage import Choice, ChosenVersion, last_incarnations, latest, next_epoch, settled, survivors
+from orchestrator.core.salvage import (
+    Choice,
+    ChosenVersion,
+    last_incarnations,
+    latest,
+    next_epoch,
+    settled,
+    survivors,
+    tokens_trained,
+)
 from orchestrator.core.saving import JobSalvaged, LostVersion
 from orchestrator.core.vocabulary import (
     Epoch,
@@ -415,7 +424,6 @@ def _event(
 ) -> JobSalvaged:
     plans = {plan.island for plan in policy.islands}
     surviving = tuple(one for one in survivors(result.answers, choice) if one.island in plans)
-    own = sum(one.tokens_total for one in surviving)
     return JobSalvaged(
         context.now(),
         f"epoch {result.epoch - 1}",
@@ -425,7 +433,7 @@ def _event(
         tuple(one.digest for one in choice.chosen),
         choice.lost,
         momentum[0],
-        max([own, *(answer.job_tokens for answer in result.answers)]),
+        tokens_trained(result.answers),
         surviving,
         tuple(sorted(result.last_incarnations.items())),
         max(momentum[1], result.checkpoint_count),

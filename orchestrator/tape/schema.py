@@ -45,6 +45,9 @@ _CONTINUED = re.compile(
     rb'\{"schema":"%s","segment":(\d{1,9}),"after":\{"count":(\d{1,18}),"size":(\d{1,18}),"digest":"([0-9a-f]{32})"\},'
     % SCHEMA_CONTINUED.encode()
 )
+BEGINNING_BYTES = 1024
+"""The header of a job's tape says within so many bytes in which epoch it begins."""
+_EPOCH = re.compile(rb'\{[^\n]*?,"epoch":(\d{1,18}),"started_at":')
 CHECKSUM = ',"crc":"'
 CHECKSUM_AT_END = re.compile(re.escape(CHECKSUM.encode()) + rb'[0-9a-f]{8}"\}\n')
 SEGMENT_BYTES_MAX = 256 << 20
@@ -211,6 +214,15 @@ def continuation_at(beginning: bytes) -> Continuation | None:
     if (match := _CONTINUED.match(beginning)) is None:
         return None
     return Continuation(int(match[1]), Mark(int(match[2]), int(match[3]), match[4].decode()))
+
+
+def epoch_at(beginning: bytes) -> int | None:
+    """Return the epoch in which a tape begins whose header begins with these bytes; None if they do not say.
+
+    All segments of a tape have the same. A tape that continues from what islands hold has a later one.
+    """
+    match = _EPOCH.match(beginning)
+    return int(match[1]) if match else None
 
 
 def _continuation(data: Mapping[str, Any]) -> Continuation:

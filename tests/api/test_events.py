@@ -25,6 +25,7 @@ from api.auth.roles import Role
 from api.client import Client
 from api.http.eventstream import events_of, frames
 from api.http.streams import SEATS_EACH
+from api.routes.events import whole_lines
 from api.run.records import CHUNK_BYTES, TapeReader, number_of, offset_after, sound_records
 from api.schemas import TapeRecord
 from api.terminal.record_text import EFFECTS, EVENTS, fields_of, sentence, tell
@@ -316,6 +317,49 @@ def test_a_torn_line_is_read_once_it_is_whole(tmp_path: Path) -> None:
         file.write(record_line(2)[30:] + b'\n{"end":2,"digest":"d"}\n')
     assert [number_of(line) for line in reader.read()] == [2, None]
     assert (reader.n, reader.sealed, reader.read()) == (2, True, [])
+
+
+def tape_of(epoch: int, records: range) -> bytes:
+    header = b'{"schema":"atoll-tape/1","job":"a-job","epoch":%d,"started_at":1.5,"policy":{}}' % epoch
+    return b"".join(line + b"\n" for line in (header, *map(record_line, records)))
+
+
+def test_a_follower_goes_on_with_the_tape_that_a_salvaged_job_begins(tmp_path: Path) -> None:
+    path = tmp_path / "tape.jsonl"
+    path.write_bytes(tape_of(1, range(1, 10)))
+    follower, ahead = TapeReader(path), TapeReader(path, 9)
+    assert [number_of(line) for line in follower.read()] == [None, *range(1, 10)]
+    assert ahead.read() == []
+    path.rename(tmp_path / "earlier")
+    assert follower.read() == []
+    path.write_bytes(tape_of(2, range(0))[:40])
+    assert (follower.read(), follower.n) == ([], 9), "the header is not whole"
+    path.write_bytes(tape_of(2, range(1, 4)))
+    for reader in (follower, ahead):
+        assert [number_of(line) for line in reader.read()] == [None, 1, 2, 3]
+    with path.open("ab") as file:
+        file.write(record_line(4) + b"\n")
+    assert [number_of(line) for line in follower.read()] == [4]
+
+
+@pytest.mark.parametrize(("epoch", "told"), [(1, []), (2, [1, 2, 3])])
+def test_a_follower_that_is_ahead_of_a_tape_starts_again_only_where_the_tape_took_anothers_place(
+    epoch: int, told: list[int], tmp_path: Path
+) -> None:
+    path = tmp_path / "tape.jsonl"
+    path.write_bytes(tape_of(epoch, range(1, 4)))
+    assert [n for n, _ in sound_records(TapeReader(path, 9).read())] == told
+    assert [n for n, _ in sound_records(TapeReader(path, 2).read())] == [3]
+
+
+def test_a_download_stops_where_another_tape_takes_the_place_of_its_own(tmp_path: Path) -> None:
+    path = tmp_path / "tape.jsonl"
+    path.write_bytes(tape_of(1, range(1, 3)))
+    reader = TapeReader(path)
+    chunks = whole_lines(reader.read(), reader)
+    assert next(chunks) == tape_of(1, range(1, 3))
+    path.write_bytes(tape_of(2, range(1, 9)))
+    assert list(chunks) == []
 
 
 def test_a_line_longer_than_one_read_is_read_whole(tmp_path: Path) -> None:

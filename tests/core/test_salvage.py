@@ -13,13 +13,23 @@ from orchestrator.core import events, saving
 from orchestrator.core.effects import (
     BeginCatchUp,
     FlushIsland,
+    FromSynchroniser,
     PlaceIsland,
     PublishFragment,
     RefuseContribution,
+    SetTimer,
     StartTraining,
 )
-from orchestrator.core.messages import Adopted, Announcement, HeldVersion, IslandHoldings, MergedWork
-from orchestrator.core.salvage import ChosenVersion, choose, last_incarnations, latest, settled, survivors
+from orchestrator.core.messages import Adopted, Announcement, HeldVersion, IslandHoldings, MergedWork, Progress
+from orchestrator.core.salvage import (
+    ChosenVersion,
+    choose,
+    last_incarnations,
+    latest,
+    settled,
+    survivors,
+    tokens_trained,
+)
 from orchestrator.core.vocabulary import (
     AllOffers,
     FragmentId,
@@ -179,6 +189,20 @@ def test_an_island_whose_bytes_are_others_does_not_survive_although_another_gave
     assert asked == [(0, "a"), (1, "a"), (1, "b")], "what is here is not pulled again"
 
 
+def test_islands_that_have_all_drained_vouch_for_what_they_hold_and_are_placed_again() -> None:
+    """The machine is lost before their processes end. What they trained counts."""
+    answers = [answer("a", 5, 3, trains=False, job_tokens=700), answer("b", 5, 3, trains=False)]
+    choice = settled(answers, FRAGMENTS, lambda one, island: "")
+    assert [(one.version, one.holders) for one in choice.chosen] == [(5, ("a", "b")), (3, ("a", "b"))]
+    assert (survivors(answers, choice), choice.doubted) == ((), {})
+    assert (tokens_trained(answers), tokens_trained(answers[1:])) == (800, 400)
+    story = Story("ab", before=(replace(SALVAGED, islands=(), tokens_trained=800),))
+    placing = [(effect.island, effect.incarnation) for effect in all_of(PlaceIsland, story.begun)]
+    assert placing == [("a", 2), ("b", 4)]
+    assert isinstance(story.is_ready("a").source, FromSynchroniser)
+    assert story.core.state.tokens_trained == 800
+
+
 def test_where_nobody_gives_a_version_the_one_before_goes_on() -> None:
     answers = [answer("a", 5, 3), answer("b", 4, 3)]
     choice = settled(answers, FRAGMENTS, lambda one, island: "it is silent" if island == "a" else "")
@@ -296,11 +320,13 @@ def test_survivors_wait_for_parameters_and_come_before_islands_that_need_their_s
 def test_kept_work_is_counted_once_and_earlier_reports_change_nothing() -> None:
     story = Salvaged()
     story.happen(events.IslandPlaced, "a", 1, "node", 1)
-    assert story.core.state.tokens_trained == 200, "the survivors' own totals come with their reports"
+    assert story.core.state.tokens_trained == 1_000, "what survivors had trained counts before they report"
     account = story.goodput.ledger.accounts["a"][0]
     assert (account.local, account.carried, account.version) == (30, 30, 5)
     story.reports("a", 1, Adopted(FragmentId(0), Version(5), 30, 300, 10))  # not acknowledged by the lost synchroniser
     assert account.local == 30
+    story.reports("a", 1, Progress(38, 38, 380, 3.8, 0.1, 0.2, 1.0))  # written before the salvage
+    assert story.core.state.tokens_trained == 1_000
     story.tokens["a", 1] = 400
     story.trains("a", tokens=50)
     assert (account.local, story.goodput.ledger.trained["a"]) == (80, 50)
@@ -326,6 +352,21 @@ def test_a_survivor_that_is_lost_before_it_is_found_comes_back_as_any_other() ->
     assert island.state is IslandState.LOST
     assert story.goodput.ledger.accounts["a"][0].discarded == 30
     story.goodput.check()
+
+
+@pytest.mark.parametrize("found", [False, True])
+def test_what_a_survivor_had_trained_counts_if_it_is_lost_before_it_reports(found: bool) -> None:
+    story = Salvaged()
+    if found:
+        story.happen(events.IslandPlaced, "a", 1, "node", 1)
+        effects = story.happen(events.ConnectionLost, "a", 1, True, "its process died")
+    else:
+        effects = story.happen(events.PlacementFailed, "a", 1, "its process is gone")
+    assert story.core.state.tokens_trained == 1_000
+    story.timer(the(SetTimer, effects))
+    assert story.core.state.islands["a"].incarnation == 2
+    assert story.core.state.tokens_trained == 1_000
+    assert story.core.state.islands["a"].tokens_before == 400
 
 
 def test_a_job_at_its_budget_ends_with_the_survivors_last_work() -> None:

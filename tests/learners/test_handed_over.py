@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -104,6 +105,44 @@ def test_another_synchroniser_cancels_pulls_from_the_one_before(island: HandedOv
     thread.join()
     assert len(errors) == 1
     dead.close()
+
+
+def test_a_publication_that_is_sent_again_ends_the_pull_from_a_shard_that_is_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It would go on until no byte has come for a minute. Pulls of other fragments go on."""
+    patient = Terms(inline_bytes_max=0)
+    island, begun, ended = HandedOver(), threading.Semaphore(0), []
+    island.join(Membership("job", ISLAND, FIRST, patient), LOOPBACK)
+    dead, shard = (Endpoint(Membership("job", SHARD, FIRST, patient), LOOPBACK) for _ in range(2))
+    tickets = [dead.payload(f"{p}/1", memoryview(bytes(1 << 20))).carried(ISLAND) for p in range(2)]
+    dead.server.close()
+    received = island.received
+
+    def noting(*arguments: Any) -> memoryview:
+        begun.release()
+        return received(*arguments)
+
+    monkeypatch.setattr(island, "received", noting)
+
+    def pull(fragment: FragmentId) -> None:
+        try:
+            island.published(FIRST, fragment, [tickets[fragment]])
+        except TransferError:
+            ended.append(fragment)
+
+    pulls = [threading.Thread(target=pull, args=(FragmentId(p),), daemon=True) for p in range(2)]
+    for thread in pulls:
+        thread.start()
+        begun.acquire()
+    again = shard.payload("0/1", memoryview(b"again"))
+    (content,) = island.published(FIRST, FragmentId(0), [again.carried(ISLAND)])
+    assert bytes(content) == b"again"
+    pulls[0].join()
+    assert ended == [0]
+    for end in (island, dead, shard):
+        end.close()
+    pulls[1].join()
 
 
 def test_joining_again_changes_nothing_within_an_epoch_and_an_earlier_one_is_no_way_back(

@@ -181,6 +181,8 @@ def test_draining_offers_again_what_a_version_lacks_and_says_so_once_versions_ho
     island.loop.deliver(1, 2, 4, island.published(1, 2.0), 4)
     assert isinstance(island.letters_until(Drained)[-1], Drained)
     assert not island.trainer.at_gate.acquire(blocking=False)
+    held = island.loop.holdings("a", 1)  # it still vouches for what it holds
+    assert (held.trains, [(one.fragment, one.version) for one in held.held]) == (False, [(0, 1), (1, 2)])
 
 
 def two_offers(island):

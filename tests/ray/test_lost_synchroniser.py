@@ -320,13 +320,19 @@ class Machines:
         goodput = Goodput(self.tape().header.policy)
         assert replay(self.tape(), (goodput,)).exact
         goodput.check()
-        shares = {name: share_of_steps(former, self.tape(), name) for name in sorted(lives)}
+        discarded = {
+            name: max(account.discarded for account in goodput.ledger.accounts[name][: len(FRAGMENTS)])
+            for name in lives
+        }
+        assert not any(discarded.values()), discarded
+        shares = {name: share_of_time(former, self.tape(), name) for name in sorted(lives)}
         assert min(shares.values()) >= SHARE_MIN, shares
         self.join(lost)
         wait_until(lambda: f"{KEEPERS} " in self.head.type("atoll node-groups"), "the machine is back", 0.5)
         return (
             f"noticed after {detected_s - killed_s:.2f} s, decided {decided_s - detected_s:.2f} s later; "
-            f"steps kept: {', '.join(f'{share:.1%}' for share in shares.values())}"
+            f"time in steps: {', '.join(f'{share:.1%}' for share in shares.values())} of what it was; "
+            f"versions {list(salvaged.versions)} with their bits, {len(salvaged.lost)} lost"
         )
 
     def lose_processes(self) -> None:
@@ -361,16 +367,18 @@ class Machines:
         assert "cancelled" in self.head.attempt(f"atoll watch {self.job}")[1]
 
 
-def share_of_steps(former: Tape, tape: Tape, island: str) -> float:
-    """Return the steps of the island from the last report before the loss to the last one now, as a share of its own pace
-    before the loss.
+def share_of_time(former: Tape, tape: Tape, island: str) -> float:
+    """Return the share of its time that the island spent in steps, from the last report before the loss to the last one now,
+    relative to the same share before the loss. Steps that a busy machine makes longer change neither. A tape that a salvage
+    began has late reports of what was trained before it at its beginning, so only its latter half counts.
     """
     before, after = (
         [e for e in of_kind((r.event for r in one.records), Progress) if e.island == island] for one in (former, tape)
     )
-    pace = (before[-1].steps_total - before[0].steps_total) / (before[-1].at - before[0].at)
+    middle = before[len(before) // 2]
+    usual = (before[-1].stepping_seconds - middle.stepping_seconds) / (before[-1].at - middle.at)
     passed = tape.header.started_at + after[-1].at - former.header.started_at - before[-1].at
-    return float((after[-1].steps_total - before[-1].steps_total) / (passed * pace))
+    return float((after[-1].stepping_seconds - before[-1].stepping_seconds) / (passed * usual))
 
 
 def _whole(path: Path) -> Tape | None:

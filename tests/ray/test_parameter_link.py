@@ -13,7 +13,7 @@ import pytest
 from orchestrator.channel.endpoint import Membership, Terms
 from orchestrator.channel.frames import Address, Credential, Ticket
 from orchestrator.core.messages import Offer
-from orchestrator.core.vocabulary import Epoch, FragmentId, PayloadId, Version
+from orchestrator.core.vocabulary import NO_ANCHOR, Epoch, FragmentId, PayloadId, Version
 from orchestrator.errors import ConfigurationError, PayloadDamaged, TransferCancelled, TransferError, TransferStalled
 from orchestrator.host.line_traffic import LineCounter
 from orchestrator.parameters.holding import EVERYTHING, Holding
@@ -64,6 +64,10 @@ class Line:
     def get(self, answer: Any, timeout_s: float) -> Any:
         if isinstance(answer, Exception):
             raise answer
+        if type(answer).__name__ == "ObjectRef":
+            import ray  # which reads its environment then
+
+            return ray.get(answer, timeout=timeout_s)
         return answer
 
     def impaired(self, content: memoryview | None) -> memoryview | None:
@@ -211,6 +215,51 @@ def test_a_link_that_is_over_hinders_nothing(link: ParameterLink, island: Island
     wait_until(lambda: counter.status().trouble)
     link.abandon()
     wait_until(lambda: counter.status().trouble is None)
+
+
+class Version1:
+    """Version 1 of a fragment, served by some process of its shard."""
+
+    version, usual_bytes, server = Version(1), 5, "first process"
+
+    def digest_of(self, holding: Holding) -> str:
+        return "digest"
+
+    def since(self, held: Version | None, holding: Holding) -> Any:
+        from orchestrator.runtime.published import Shipment
+
+        return Shipment(None, (SimpleNamespace(byte_count=5, inline=False, carried=lambda receiver: TICKET),))
+
+
+def test_publications_do_not_wait_for_a_pull_from_a_shard_whose_process_is_gone(
+    link: ParameterLink, island: Island
+) -> None:
+    import ray
+
+    from orchestrator.runtime.parameter_link import Delivery
+
+    @ray.remote(num_cpus=0)
+    def never() -> None:
+        threading.Event().wait()
+
+    pulling, delivered = never.remote(), []
+
+    def call(method: Callable[..., Any], *arguments: Any) -> Any:
+        if method.__name__ != "deliver":
+            return EVERYTHING if method.__name__ == "holding" else None
+        delivered.append(arguments[1])
+        return pulling if delivered == [0] else ray.put(1)
+
+    island.call = call  # type: ignore[method-assign]
+    of_dead_shard, of_other = Version1(), Version1()
+    try:
+        link.publish(FragmentId(0), Delivery(of_dead_shard, 16, 0, NO_ANCHOR))
+        wait_until(lambda: delivered == [0], "the delivery")
+        link.publish(FragmentId(1), Delivery(of_other, 16, 0, NO_ANCHOR))
+        of_dead_shard.server = "second process"
+        wait_until(lambda: sorted(delivered) == [0, 0, 1], "the other fragment, and the first again")
+    finally:
+        ray.cancel(pulling, force=True)
 
 
 # ── an island of two hosts ────────────────────────────────────────────────────────────────────────────────────────────

@@ -30,7 +30,7 @@ from orchestrator.core import checkpoints, commands, fragment_life, job_life, sa
 from orchestrator.core.effects import Effect, ReleasePayload
 from orchestrator.core.messages import HeldVersion, IslandHoldings, NotSaved, Saved
 from orchestrator.core.state import JobState
-from orchestrator.core.vocabulary import Epoch, FragmentId, RefusalReason, RoundPhase, Version
+from orchestrator.core.vocabulary import Epoch, FragmentId, IslandId, RefusalReason, RoundPhase, Version
 from orchestrator.parameters.journal import Content, Facts, Journal, OuterGradient
 from orchestrator.parameters.journaled_store import JournaledStore
 from orchestrator.parameters.outer_state import FragmentState, OuterState
@@ -296,6 +296,71 @@ def test_a_salvage_that_passes_over_what_only_one_island_holds_is_found(monkeypa
     monkeypatch.setattr(salvage, "choose", cautious)
     with pytest.raises(Violation, match="nothing newer was to be had"):
         lost_machines.run(HELD_ALONE)
+
+
+def _counts_survivors_twice(monkeypatch: Patch) -> None:
+    _sets_tokens_before(monkeypatch, lambda event: event.tokens_trained)
+
+
+def _forgets_tokens_of_lost_islands(monkeypatch: Patch) -> None:
+    _sets_tokens_before(monkeypatch, lambda event: 0)
+
+
+def _sets_tokens_before(monkeypatch: Patch, tokens: Callable[[saving.JobSalvaged], int]) -> None:
+    salvaged = salvage.salvaged
+
+    def wrong(state: JobState, event: saving.JobSalvaged) -> list[Effect]:
+        effects = salvaged(state, event)
+        state.tokens_before = tokens(event)
+        return effects
+
+    monkeypatch.setattr(salvage, "salvaged", wrong)
+
+
+def _keeps_doubted_islands(monkeypatch: Patch) -> None:
+    survivors = salvage.survivors
+    monkeypatch.setattr(salvage, "survivors", lambda answers, choice: survivors(answers, replace(choice, doubted={})))
+
+
+def _sees_no_contradiction(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(salvage, "_contradicts", lambda answer, best: "")
+
+
+def _takes_the_oldest_confirmed_version(monkeypatch: Patch) -> None:
+    confirmed = salvage._confirmed
+
+    def oldest(p: FragmentId, sound: Sequence[tuple[IslandId, HeldVersion]]) -> object:
+        for version in sorted({held.version for _, held in sound}):
+            found = confirmed(p, [(island, held) for island, held in sound if held.version <= version])
+            if found[0] is not None:
+                return found
+        return confirmed(p, sound)
+
+    monkeypatch.setattr(salvage, "_confirmed", oldest)
+
+
+def _places_a_sound_island_again(monkeypatch: Patch) -> None:
+    survivors = salvage.survivors
+    monkeypatch.setattr(salvage, "survivors", lambda answers, choice: survivors(answers, choice)[1:])
+
+
+@pytest.mark.parametrize(
+    ("bug", "sentence", "seed"),
+    [
+        (_counts_survivors_twice, "tokens trained are counted once", 3),
+        (_forgets_tokens_of_lost_islands, "tokens trained are counted once", 3),
+        (_keeps_doubted_islands, "it goes on if its Θ does", 3),
+        (_sees_no_contradiction, "it goes on if its Θ does", 29),
+        (_takes_the_oldest_confirmed_version, "nothing newer was to be had", 23),
+        (_places_a_sound_island_again, "it goes on if its Θ does", 3),
+    ],
+)
+def test_a_planted_bug_of_the_salvage_is_found(
+    bug: Callable[[Patch], None], sentence: str, seed: int, monkeypatch: Patch
+) -> None:
+    bug(monkeypatch)
+    with pytest.raises(Violation, match=sentence):
+        lost_machines.run(seed)
 
 
 # ── two synchronisers are alive ───────────────────────────────────────────────────────────────────────────────────

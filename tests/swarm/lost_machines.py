@@ -2,20 +2,26 @@
 
     python -m tests.swarm --lost-machines --first N --count N
 
-Islands keep what was delivered to them, as live ones do, and some copies are damaged. The live decision chooses among their
-answers (``core.salvage``). The former synchroniser may only be cut off: what it said last reaches islands once more, after
-they have heard of the next one. These sentences are checked by books of their own, over all tapes of a job:
+Islands keep what was delivered to them and what came with a state from a peer, as live ones do. Some copies are damaged,
+and those from a peer have no announcement, so that copies contradict each other. Some islands do not give what they hold.
+The live decision chooses among their answers (``core.salvage``). The former synchroniser may only be cut off: what it said
+last reaches islands once more, after they have heard of the next one. These sentences are checked by books of their own,
+over all tapes of a job:
 
     no token is merged twice        in the versions that count, however often a machine was lost
-    nothing newer was to be had     a chosen version is the newest of which an island that answers has sound bytes
+    nothing newer was to be had     a newer version than the chosen one is damaged, disputed or in one hand unannounced
     its bits are those published    and versions after it are an undisturbed merge of their inputs
+    it goes on if its Θ does        an island that trains keeps its process if it gave what it said and that goes on
+    what is lost is named           each newer version than the chosen one of which an island had heard
+    tokens trained are counted once what the job had trained never falls, and never exceeds what its islands trained
     of two synchronisers           islands act on what the later one says, and on nothing that the former one still says
     tokens add up, invariants hold, the tape replays exactly, and the job ends
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from random import Random
@@ -26,9 +32,19 @@ from orchestrator.accounting.statistics import Statistics
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
 from orchestrator.core import salvage
-from orchestrator.core.messages import Announcement, HeldVersion, IslandHoldings, MergedWork
-from orchestrator.core.saving import JobSalvaged
-from orchestrator.core.vocabulary import Contribution, Epoch, FragmentId, Life, PayloadId, Version, offer_number
+from orchestrator.core.messages import Announcement, CaughtUp, HeldVersion, IslandHoldings, MergedWork
+from orchestrator.core.saving import JobSalvaged, SurvivingIsland
+from orchestrator.core.vocabulary import (
+    Contribution,
+    Epoch,
+    FragmentId,
+    IslandId,
+    IslandState,
+    Life,
+    PayloadId,
+    Version,
+    offer_number,
+)
 from orchestrator.host.job_files import open_files
 from orchestrator.host.retry import Retrier, RetryingSink
 from orchestrator.parameters.outer_state import FragmentState, OuterState
@@ -41,13 +57,13 @@ from tests.swarm.checkers.durability import Theta
 from tests.swarm.checkers.violation import require
 from tests.swarm.configurations import draw
 from tests.swarm.disk import SimulatedDisk
-from tests.swarm.mortal_links import unread_reports_of
+from tests.swarm.mortal_links import MortalLinks, unread_reports_of
 from tests.swarm.mortal_merge_worker import MortalMergeWorker, retry_until_written
 from tests.swarm.mortal_world import FOLDER, MortalWorld, Records
 from tests.swarm.mortality import Death, draw_mortality
 
 UNTIL_S = 3600.0
-DAMAGE_RATIO = 0.1
+DAMAGE_RATIO, DAMAGE_FROM_PEERS_RATIO, SILENCE_RATIO = 0.1, 0.2, 0.1
 LATE_S = 30.0
 """So long after the next synchroniser has begun, something of the former one may still arrive."""
 
@@ -61,10 +77,25 @@ class Unchecked:
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """A version as it was sent to islands."""
+    """A version as it was sent to islands, or as it came from a peer, without an announcement."""
 
+    fragment: FragmentId
     state: FragmentState
-    announcement: Announcement
+    announcement: Announcement | None
+
+
+class NotingLinks(MortalLinks):
+    """Links that tell when an island took a state."""
+
+    def __init__(self, world: LostMachinesWorld) -> None:
+        super().__init__(world)
+        self._noting = world
+
+    def _load(self, host: Host, report: CaughtUp) -> None:
+        takes = not (host.process.stepping or host.process.replica.flushing)
+        super()._load(host, report)
+        if takes:
+            self._noting.took(host, report.versions)
 
 
 class LostMachinesWorld(MortalWorld):
@@ -78,40 +109,54 @@ class LostMachinesWorld(MortalWorld):
         policy = replace(drawn.policy, standbys=())
         faults = replace(drawn.event_faults, echo=0.0)
         super().__init__(policy, drawn.plan, seed, faults, mortality, lambda: cast(Any, Unchecked()))
+        self.links = NotingLinks(self)
         self._damage = Random(f"atoll swarm {seed} damage")
         self._delays = Random(f"atoll swarm {seed} late words")
         self._last_words: dict[int, Callable[[], None]] = {}
         self._heeded: dict[int, int] = {}
         """By host: the generation of the synchroniser of which it has heard."""
-        self._sent: dict[tuple[FragmentId, Version], Published] = {}
+        self._sent: dict[int, tuple[f.PublishFragment, Published]] = {}
+        self._history = {(FragmentId(p), Version(0)): state for p, state in enumerate(self.durability.first)}
+        """Θ as it went on: without the versions that were lost."""
         self._held: dict[int, dict[FragmentId, Published]] = {}
         self._contributions: dict[PayloadId, Contribution] = {}
         self._merged: dict[tuple[FragmentId, Version], list[Contribution]] = {}
         self._orders: dict[tuple[FragmentId, Version], f.MergeFragment] = {}
+        self._tokens_known = 0
         self.salvages = 0
 
     # ── what islands hold, and what was merged ────────────────────────────────────────────────────────────────────
 
     def publish_fragment(self, effect: f.PublishFragment) -> None:
         assert self.merge_worker.shard is not None
-        state = self.merge_worker.shard.state(effect.fragment)
-        if state.version == effect.version:
-            merged = tuple(
-                MergedWork(i.id, i.incarnation, offer_number(i.current.merged_offer[effect.fragment]))
-                for i in self.core.state.islands.values()
-                if effect.fragment in i.current.merged_offer
-            )
-            step = self.core.state.rounds[effect.fragment].step
-            announcement = Announcement(effect.fragment, effect.version, state.digest, step, merged)
-            self._sent[effect.fragment, effect.version] = Published(state, announcement)
+        fragment, version = effect.fragment, effect.version
+        state = self.merge_worker.shard.state(fragment)
+        if state.version == version:
+            self._history[fragment, version] = state
+        state = self._history[fragment, version]
+        merged = tuple(
+            MergedWork(i.id, i.incarnation, offer_number(i.current.merged_offer[fragment]))
+            for i in self.core.state.islands.values()
+            if fragment in i.current.merged_offer
+        )
+        announcement = Announcement(fragment, version, state.digest, self.core.state.rounds[fragment].step, merged)
+        self._sent[id(effect)] = (effect, Published(fragment, state, announcement))
         super().publish_fragment(effect)
 
     def delivered(self, host: Host, effect: f.PublishFragment) -> None:
-        held, sent = self._held.setdefault(id(host), {}), self._sent[effect.fragment, effect.version]
-        newest = held.get(effect.fragment)
-        if newest is None or newest.state.version < effect.version:
-            held[effect.fragment] = sent
+        self._now_holds(host, self._sent[id(effect)][1])
         super().delivered(host, effect)
+
+    def took(self, host: Host, versions: Sequence[Version]) -> None:
+        """Note that the island took a state based on these versions. Nothing was announced with it."""
+        for p, version in enumerate(versions):
+            self._now_holds(host, Published(FragmentId(p), self._history[FragmentId(p), version], None))
+
+    def _now_holds(self, host: Host, copy: Published) -> None:
+        held = self._held.setdefault(id(host), {})
+        newest = held.get(copy.fragment)
+        if newest is None or newest.state.version < copy.state.version:
+            held[copy.fragment] = copy
 
     def addressed(self, host: Host, call: Callable[[], None]) -> Callable[[], None]:
         mine = self.generation
@@ -133,6 +178,8 @@ class LostMachinesWorld(MortalWorld):
             self._contributions[event.contribution.payload] = event.contribution
         before = self._version_of(event)
         super().tell(event)
+        if self.salvages and self.alive:
+            self._check_tokens(event)
         if isinstance(event, e.MergeCompleted) and before is not None and event.version == before + 1:
             self._note_merge(event)
 
@@ -173,10 +220,25 @@ class LostMachinesWorld(MortalWorld):
             if host.alive and not host.silent(self.now) and host.placed
         }
         epoch = salvage.next_epoch([self.epoch, *(unread_reports_of(h).newest_epoch for h in hosts.values())])
-        answers = [self._answer(life, host) for life, host in sorted(hosts.items()) if self._trains(host)]
+        answers = [self._answer(life, host) for life, host in sorted(hosts.items()) if self._vouches(host)]
         answers = list(salvage.latest(answers, salvage.last_incarnations(self.hosts)))
-        choice = salvage.choose(answers, self.policy.fragment_count)
-        self._check_choice(answers, choice)
+        silent = {answer.island for answer in answers if self._damage.random() < SILENCE_RATIO}
+        refused: set[IslandId] = set()
+        pulled: dict[FragmentId, FragmentState] = {}
+
+        def pull(one: salvage.ChosenVersion, island: IslandId) -> str:
+            if island in silent:
+                refused.add(island)
+                return "it is silent"
+            life = next(answer.life for answer in answers if answer.island == island)
+            copy = self._held[id(hosts[life])][one.fragment]
+            require(copy.state.version == one.version, "a version is asked of those that hold it", one)
+            pulled[one.fragment] = copy.state
+            return ""
+
+        choice = salvage.settled(answers, self.policy.fragment_count, pull)
+        giving = [answer for answer in answers if answer.island not in refused]
+        self._check_choice(answers, giving, choice, pulled)
         if len(choice.chosen) < self.policy.fragment_count:
             self.alive, self.ended = False, "no island could vouch for a fragment"
             return
@@ -188,16 +250,20 @@ class LostMachinesWorld(MortalWorld):
         for word in self._last_words.values():
             self.later(self._delays.uniform(0.0, LATE_S), word)
         self._last_words.clear()
-        self._go_on_from(epoch, answers, choice)
+        surviving = salvage.survivors(answers, choice)
+        fit = sorted(answer.island for answer in giving if self._is_fit(answer, choice))
+        going_on = sorted(one.island for one in surviving)
+        require(going_on == fit, "it goes on if its Θ does", (going_on, fit, choice.doubted))
+        self._go_on_from(epoch, answers, choice, surviving, pulled)
 
-    def _trains(self, host: Host) -> bool:
-        replica = host.process.replica
-        return replica.started and not replica.drained and not host.process.diverged and not host.process.exploded
+    def _vouches(self, host: Host) -> bool:
+        return host.process.replica.started and not host.process.diverged and not host.process.exploded
 
     def _answer(self, life: Life, host: Host) -> IslandHoldings:
         position, held = host.process.replica.position, []
         for fragment, published in sorted(self._held.get(id(host), {}).items()):
-            damaged = self._damage.random() < DAMAGE_RATIO
+            from_peer = published.announcement is None
+            damaged = self._damage.random() < (DAMAGE_FROM_PEERS_RATIO if from_peer else DAMAGE_RATIO)
             digest = f"damage {life} {fragment}" if damaged else published.state.digest
             held.append(HeldVersion(fragment, published.state.version, digest, published.announcement))
         return IslandHoldings(
@@ -210,33 +276,64 @@ class LostMachinesWorld(MortalWorld):
             0.0,
             position.token_counts,
             host.process.replica.anchor.tokens,
+            trains=not host.process.replica.drained,
         )
 
-    def _check_choice(self, answers: list[IslandHoldings], choice: salvage.Choice) -> None:
-        """Hold the choice against the bytes themselves: the newest sound ones go on."""
+    def _check_choice(
+        self,
+        answers: list[IslandHoldings],
+        giving: list[IslandHoldings],
+        choice: salvage.Choice,
+        pulled: Mapping[FragmentId, FragmentState],
+    ) -> None:
+        """Hold the choice against the bytes themselves, and against every newer copy of those that give theirs."""
         chosen = {one.fragment: one for one in choice.chosen}
         for p in map(FragmentId, range(self.policy.fragment_count)):
-            sound = [
-                held.version
-                for answer in answers
-                for held in answer.held
-                if held.fragment == p and held.digest == self._sent[p, held.version].state.digest
-            ]
-            if sound:
-                require(p in chosen and chosen[p].version == max(sound), "nothing newer was to be had", (p, sound))
-                state = self._sent[p, chosen[p].version].state
-                require(chosen[p].digest == state.digest, "its bits are those published", (p, state.version))
+            best = chosen[p].version if p in chosen else -1
+            if p in chosen:
+                state = pulled[p]
+                same = (chosen[p].version, chosen[p].digest) == (state.version, state.digest)
+                require(same, "its bits are those published", (chosen[p], state.version, state.digest))
+            newer = [held for answer in giving for held in answer.held if held.fragment == p and held.version > best]
+            for version in {held.version for held in newer}:
+                copies = [held for held in newer if held.version == version and _is_as_announced(held)]
+                require(not _is_confirmed(copies), "nothing newer was to be had", (p, best, version, copies))
+            named = {one.version for one in choice.lost if one.fragment == p}
+            held_versions = {h.version for a in answers for h in a.held if h.fragment == p and h.version > best}
+            require(named == held_versions, "what is lost is named", (p, named, held_versions))
 
-    def _go_on_from(self, epoch: Epoch, answers: list[IslandHoldings], choice: salvage.Choice) -> None:
-        surviving = salvage.survivors(answers, choice)
+    def _is_fit(self, answer: IslandHoldings, choice: salvage.Choice) -> bool:
+        """Return whether all that the island holds and builds on is Θ as it goes on, or was before."""
+        chosen = {one.fragment: one for one in choice.chosen}
+        same = all(
+            _is_as_announced(held)
+            and held.version <= chosen[held.fragment].version
+            and (held.version < chosen[held.fragment].version or held.digest == chosen[held.fragment].digest)
+            for held in answer.held
+        )
+        return answer.trains and same and all(answer.versions[p] <= one.version for p, one in chosen.items())
+
+    def _check_tokens(self, event: e.Event) -> None:
+        trained = self.core.state.tokens_trained
+        there_are = sum(host.process.replica.tokens_total for host in self.hosts.values())
+        within = self._tokens_known <= trained <= there_are
+        require(within, "tokens trained are counted once", (event, self._tokens_known, trained, there_are))
+        self._tokens_known = trained
+
+    def _go_on_from(
+        self,
+        epoch: Epoch,
+        answers: list[IslandHoldings],
+        choice: salvage.Choice,
+        surviving: tuple[SurvivingIsland, ...],
+        pulled: Mapping[FragmentId, FragmentState],
+    ) -> None:
         outer_step = self.durability.outer_step
         blank = OuterState.restored(dict(enumerate(self.durability.first)), outer_step)  # type: ignore[arg-type]
-        states = {
-            one.fragment: replace(
-                self._sent[one.fragment, one.version].state, momentum=blank.state(one.fragment).momentum, residue={}
-            )
-            for one in choice.chosen
-        }
+        states = {p: replace(pulled[p], momentum=blank.state(p).momentum, residue={}) for p in sorted(pulled)}
+        for p, version in [key for key in self._history if key[1] > states[key[0]].version]:
+            del self._history[p, version]
+        self._history.update({(p, state.version): state for p, state in states.items()})
         for key in [key for key in self._merged if key[1] > states[key[0]].version]:
             del self._merged[key]
         self.durability.forget_after({p: state.version for p, state in states.items()})
@@ -251,7 +348,6 @@ class LostMachinesWorld(MortalWorld):
         )
         self.held = set()
         self.merge_worker = MortalMergeWorker(self)
-        own = sum(one.tokens_total for one in surviving)
         event = JobSalvaged(
             self.now,
             f"epoch {epoch - 1}",
@@ -261,7 +357,7 @@ class LostMachinesWorld(MortalWorld):
             tuple(one.digest for one in choice.chosen),
             choice.lost,
             "zeros",
-            max([own, *(answer.job_tokens for answer in answers)]),
+            salvage.tokens_trained(answers),
             surviving,
             tuple(salvage.last_incarnations(self.hosts).items()),
             0,
@@ -271,6 +367,10 @@ class LostMachinesWorld(MortalWorld):
         for life, host in self.hosts.items():
             if host.alive and life not in going_on:
                 self.while_alive(self.draw(self.plan.detect_s), partial(self.die, host, "a stray", announced=False))
+        self._tokens_known = max(one.tokens_total for one in answers)
+        for host in self.hosts.values():
+            if any(answer.life == (host.process.island, host.process.incarnation) for answer in answers):
+                self._tokens_known = max(self._tokens_known, host.process.replica.anchor.tokens)
         self.tell(event)
         self.tell(e.JobStarted(self.now))
         shard = ParameterShard(files.journal, epoch, retry_until_written, lambda: self.now)
@@ -288,11 +388,28 @@ class LostMachinesWorld(MortalWorld):
         self.while_alive(0.5, self._sync)
 
 
+def _is_as_announced(held: HeldVersion) -> bool:
+    return held.announced is None or held.announced.digest == held.digest
+
+
+def _is_confirmed(copies: list[HeldVersion]) -> bool:
+    """Return whether more of these copies of one version agree than on anything else: two, or one that was announced."""
+    counts = Counter(held.digest for held in copies)
+    for digest, count in counts.items():
+        leads = all(count > others for other, others in counts.items() if other != digest)
+        if leads and (count > 1 or any(held.announced for held in copies if held.digest == digest)):
+            return True
+    return False
+
+
 def run(seed: int, deaths: int = 3) -> LostMachinesWorld:
     """Run one seed to its end. Raises Violation, or whatever breaks."""
     world = LostMachinesWorld(seed, deaths)
     world.run(until=UNTIL_S)
     if not world.ended:
+        islands = world.core.state.islands.values()
+        waits = not any(i.wanted and i.state not in (IslandState.FAILED, IslandState.CORDONED) for i in islands)
+        require(world.finished is not None or waits, "the job ends", [(i.id, i.state, i.wanted) for i in islands])
         world.goodput.check()
         again = replay(world.tape)
         require(again.exact, "a tape replays exactly", again.divergence)
