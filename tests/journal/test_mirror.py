@@ -47,10 +47,9 @@ from orchestrator.system.store_log import (
     superfluous,
 )
 from tests.harness.lives import Lives
-from tests.harness.saver import AtOnce
 from tests.harness.shell import Fate, spec
 from tests.journal.test_crash_points import STEPS, assert_sound
-from tests.swarm.disk import SimulatedDisk, SimulatedStore, StoreFault
+from tests.swarm.disk import AtOnce, SimulatedDisk, SimulatedStore, StoreFault
 from tests.waiting import wait_until
 
 MIRRORED = {"durability": {"kind": "mirrored", "snapshot_every_records": 40}}
@@ -117,6 +116,15 @@ def test_a_machine_lost_with_its_disk_at_any_put_changes_no_bit(fault: StoreFaul
         assert lives.deaths == (0 if late else 1), number
         assert not late or number > len(names) // 2
         assert lives.bits() == bits, number
+        assert_sound(lives, Path("/run"))
+
+
+@pytest.mark.parametrize("fault", [StoreFault.DOWN, StoreFault.UNANSWERED])
+def test_any_single_put_that_is_refused_or_not_answered_changes_no_bit_and_ends_no_life(fault: StoreFault) -> None:
+    bits, names = undisturbed()
+    for number in range(2, len(names) + 1, max(1, len(names) // EACH_PUT)):
+        lives = run(SimulatedStore(Faults(fault, lambda n, number=number: n == number)), SimulatedDisk())
+        assert (lives.deaths, lives.bits()) == (0, bits), number
         assert_sound(lives, Path("/run"))
 
 
@@ -297,6 +305,32 @@ def test_a_synchroniser_that_is_fenced_at_its_start_leaves_the_job_to_its_succes
     assert ended == []
     assert not (tmp_path / "status.json").exists()
     assert not (tmp_path / "crash.txt").exists()
+
+
+@pytest.mark.parametrize("fault", [StoreFault.DOWN, StoreFault.UNANSWERED])
+@pytest.mark.parametrize("number", [1, 2, 3, 4])
+def test_a_job_begins_although_the_store_refuses_while_its_files_are_made(
+    fault: StoreFault, number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from orchestrator.runtime import restart
+
+    ended: list[str] = []
+    monkeypatch.setattr(restart, "end_job", ended.append)
+    monkeypatch.setattr(restart, "Retrier", lambda: retry.Retrier(0.0))
+    monkeypatch.setattr(mirroring, "INLINE_BYTES_MAX", 100)
+    job, store = spec(**MIRRORED), SimulatedStore()
+    (tmp_path / "specification.yaml").write_bytes(b"x" * 300)
+    disk = mirror(tmp_path, store, LocalDisk(), AtOnce(), lambda work: work())
+    store.fault_source = Faults(fault, lambda n: number <= n < number + 3)
+    restart.keep_inputs(disk, tmp_path)
+    files = restart.files_of("job", job, job.policy(), tmp_path, (), disk)
+    store.fault_source = lambda _: None
+    files.tape.sync()
+    files.tape.let_go()
+    assert store.refused > 0
+    assert ended == []
+    assert not (tmp_path / "crash.txt").exists()
+    assert files_of(store)["tape.jsonl"] == (tmp_path / TAPE).read_bytes()
 
 
 # ── what is refused, and what is not lost ─────────────────────────────────────────────────────────────────────────────
@@ -594,7 +628,9 @@ def test_a_job_goes_on_from_a_real_s3_server_alone_and_bad_credentials_are_refus
     assert lives.bits() == undisturbed()[0]
     assert superfluous(JobObjects(store, "job"), AtOnce()) is not None
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
-    with pytest.raises(InfrastructureError, match=r"SignatureDoesNotMatch.*Give the service credentials"):
+    with pytest.raises(
+        InfrastructureError, match=r"SignatureDoesNotMatch.*Let the service read, write, list and delete there"
+    ):
         admit(open_store("s3://bucket/deep/folder"), None)
 
 
