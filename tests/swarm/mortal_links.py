@@ -93,9 +93,11 @@ def unread_reports_of(host: Host) -> UnreadReports:
 
 
 class MortalLinksWorld(LinksWorld, Protocol):
-    """The parts of the world that links need. ``alive`` is the synchroniser's process, ``count`` its tape's last record."""
+    """The parts of the world that links need. ``alive`` is the synchroniser's process, ``count`` its tape's last record,
+    ``links`` those of the synchroniser that lives now."""
 
     alive: bool
+    links: MortalLinks
 
     @property
     def count(self) -> int: ...
@@ -114,7 +116,9 @@ class MortalLinks(Links):
         """Whether the synchroniser is cut off: it reads no more reports."""
 
     def carry(self, host: Host) -> None:
-        if self.is_cut:
+        if self.is_cut:  # what the island posted itself is its successor's
+            if self._mortal.links is not self:
+                self._mortal.links.carry(host)
             return
         if not host.carrying and unread_reports_of(host).connected:
             unread_reports_of(host).skip_replaced(host.process)
