@@ -11,8 +11,6 @@ import os
 import random
 import shutil
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -33,7 +31,6 @@ from orchestrator.system import mirror as mirroring
 from orchestrator.system.disk import LocalDisk
 from orchestrator.system.mirror import JobObjects, LogWriter, delete_log, mirrored, refuse_to_leave_logs, shard_log
 from orchestrator.system.object_store import FolderStore, ObjectStore, admit, open_store, require_available
-from orchestrator.system.ports import free_port
 from orchestrator.system.run_folder import TAPE
 from orchestrator.system.store_log import (
     Operation,
@@ -49,6 +46,7 @@ from orchestrator.system.store_log import (
 from tests.harness.lives import Lives
 from tests.harness.shell import Fate, spec
 from tests.journal.test_crash_points import STEPS, assert_sound
+from tests.programs import s3_environment, seaweedfs
 from tests.swarm.disk import AtOnce, SimulatedDisk, SimulatedStore, StoreFault
 from tests.waiting import wait_until
 
@@ -576,36 +574,15 @@ def test_a_store_is_checked_and_cleaned_by_command(tmp_path: Path, capsys: pytes
 
 @pytest.fixture(scope="module")
 def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, int]]:
-    """Run SeaweedFS, a real S3 server, on loopback, and return its endpoint and process."""
-    folder = tmp_path_factory.mktemp("seaweed")
-    keys = {"accessKey": "key", "secretKey": "secret"}
-    identity = {"name": "atoll", "credentials": [keys], "actions": ["Admin", "Read", "Write", "List"]}
-    (folder / "s3.json").write_text(json.dumps({"identities": [identity]}))
-    distinct: set[int] = set()
-    while len(distinct) < 8:
-        distinct.add(free_port())
-    ports = iter(sorted(distinct))
-    options = [f"-{part}={next(ports)}" for part in ("master.port", "volume.port", "filer.port", "s3.port")]
-    options += [f"-{part}.port.grpc={next(ports)}" for part in ("master", "volume", "filer", "s3")]
-    options += [f"-dir={folder}", f"-s3.config={folder / 's3.json'}", "-master.volumeSizeLimitMB=64"]
-    weed = Path(sys.executable).with_name("weed")
-    with (folder / "log").open("wb") as log:
-        server = subprocess.Popen(
-            [weed, "server", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-s3", "-volume.max=8", *options],
-            stdout=log,
-            stderr=log,
-        )
-    yield options[3].replace("-s3.port=", "http://127.0.0.1:"), server.pid
-    server.kill()
-    server.wait()
+    with seaweedfs(tmp_path_factory.mktemp("seaweed")) as server:
+        yield server
 
 
 @pytest.fixture
 def bucket(s3_server: tuple[str, int], monkeypatch: pytest.MonkeyPatch) -> ObjectStore:
     """Return a store on the server, once that answers."""
-    names = {"ENDPOINT_URL": s3_server[0], "ACCESS_KEY_ID": "key", "SECRET_ACCESS_KEY": "secret", "ALLOW_HTTP": "true"}
-    for name, value in names.items():
-        monkeypatch.setenv(f"AWS_{name}", value)
+    for name, value in s3_environment(s3_server[0]).items():
+        monkeypatch.setenv(name, value)
     store = open_store("s3://bucket/deep/folder")
 
     def is_up() -> bool:
