@@ -92,6 +92,7 @@ soak: $(STAMP)  ## run for hours: other Pythons, deaths at every point of a roun
 	@ATOLL_FUZZ_EXAMPLES=3000 $(BIN)/python -m pytest -q --timeout=7200 tests/attack/test_fuzzed_service.py
 	@$(BIN)/python -m tests.swarm --first 1000 --count 5000
 	@$(BIN)/python -m tests.swarm --first 1000 --count 10000 --deaths 4
+	@$(BIN)/python -m tests.swarm --first 1000 --count 10000 --deaths 4 --mirrored
 	@$(BIN)/python -m tests.swarm --lost-machines --first 1000 --count 10000
 	@$(BIN)/python -m tests.ray.test_lost_synchroniser 20
 

@@ -193,6 +193,7 @@ EXEMPT_FROM_PURITY = frozenset(
         "tests.swarm.mortal_world",
         "tests.swarm.mortality",
         "tests.swarm.checkpointing_world",
+        "tests.swarm.mirrored_world",
     }
 )
 """The one place of a pure package that writes files, the swarm's simulated disk and what names its files, and a command."""

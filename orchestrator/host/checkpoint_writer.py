@@ -198,6 +198,7 @@ class CheckpointWriter:
         opened = self._open.pop(number, None)
         if opened is None:
             return  # Θ could not be written, which was said
+        self._sync_tape()  # a synchroniser that was replaced is fenced here, and leaves its successor's files alone
         parts, files = [], list(opened.files)
         for saved in saved_parts:
             part, of_part = writing.read_part(opened.folder, saved.island, saved.digest)

@@ -201,7 +201,7 @@ def open_files(
     ``journal_of_shards`` takes the place of the run folder's own journal. ``build`` is the release of this process.
 
     Raises ConfigurationError when the folder holds another job, DataError when its files are damaged or do not fit each
-    other, InfrastructureError while another process writes them.
+    other, InfrastructureError while another process writes them. After an OSError it may be called again.
     """
     path, snapshot_path, disk = run_dir / TAPE, run_dir / SNAPSHOT, disk or LocalDisk()
     if not _has_begun(path, disk):
@@ -211,9 +211,13 @@ def open_files(
         _note_boot(run_dir, disk)
         fresh = Header(job, policy, started_at, epoch)
         tape = TapeWriter(path, fresh, disk)
-        tape.sync()  # before the job is announced: a header that is damaged later is no torn one
-        journal = journal_of_shards or _journal(run_dir, spec, policy, tape, disk)
-        journal.clear()
+        try:
+            tape.sync()  # before the job is announced: a header that is damaged later is no torn one
+            journal = journal_of_shards or _journal(run_dir, spec, policy, tape, disk)
+            journal.clear()
+        except Exception:
+            tape.let_go()
+            raise
         return JobFiles(tape, journal, fresh, Synchroniser(policy, epoch), tuple(folds), Pending())
     on_disk = _snapshot(snapshot_path, disk)
     snapshot = on_disk if on_disk is not None and _fits(on_disk, policy, folds) else None

@@ -17,6 +17,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -57,10 +58,10 @@ from orchestrator.specification.policy_source import continued
 from orchestrator.status import JobStatus
 from orchestrator.system import release
 from orchestrator.system.disk import Disk, LocalDisk
-from orchestrator.system.mirror import JobObjects
+from orchestrator.system.mirror import JobObjects, MirroredDisk
 from orchestrator.system.object_store import open_store, require_header
 from orchestrator.system.roots import AllowedRoots
-from orchestrator.system.run_folder import CRASH, TAPE
+from orchestrator.system.run_folder import CRASH, RESUMED, SPECIFICATION, TAPE
 from orchestrator.system.store_log import has_log
 from orchestrator.tape.driver import Fold
 from orchestrator.tape.replay import Recovered
@@ -202,7 +203,7 @@ def disk_of(
         disks.append(mirror(run_dir, objects, LocalDisk(), has_begun=has_begun or is_lost))
 
     try:
-        _once_unlocked(lambda: Retrier().until_done(STORE_REFUSES, take_over))
+        _once_unlocked(partial(_until_stored, take_over))
     except DataError as error:
         crash_at_start(job, spec, spec.policy(regions, slots=True, standbys=True), run_dir, error)
         raise
@@ -221,14 +222,18 @@ def files_of(
 ) -> JobFiles:
     """The job's files. A job whose files cannot be gone on from ends here, as failed, with the story.
 
-    Raises what ``open_files`` raises.
+    While the store of a mirrored job refuses, this waits. Raises what ``open_files`` raises.
     """
+    opened: list[JobFiles] = []
+
+    def open_here() -> None:
+        build = str(release.own())
+        files = open_files(run_dir, job, spec, policy, time.time(), folds, disk, journal_of_shards, epoch, build)
+        opened.append(files)
+
     try:
-        return _once_unlocked(
-            lambda: open_files(
-                run_dir, job, spec, policy, time.time(), folds, disk, journal_of_shards, epoch, str(release.own())
-            )
-        )
+        _once_unlocked(open_here if not isinstance(disk, MirroredDisk) else partial(_until_stored, open_here))
+        return opened[0]
     except InfrastructureError:
         raise  # another process writes the files, and this one has no business here
     except ConfigurationError:
@@ -238,6 +243,17 @@ def files_of(
     except Exception as error:
         crash_at_start(job, spec, policy, run_dir, error)
         raise
+
+
+def keep_inputs(disk: Disk, run_dir: Path) -> None:
+    """Mirror what the job was begun with, if it is mirrored. While its store refuses, this waits."""
+    if isinstance(disk, MirroredDisk):
+        for name in (SPECIFICATION, RESUMED):
+            _until_stored(partial(disk.keep, run_dir / name))
+
+
+def _until_stored(work: Callable[[], None]) -> None:
+    Retrier().until_done(STORE_REFUSES, work)
 
 
 def _once_unlocked(work: Callable[[], Result]) -> Result:

@@ -93,7 +93,7 @@ from orchestrator.status import Helper as HelperStatus
 from orchestrator.system import logbook, release
 from orchestrator.system.mirror import MirroredDisk
 from orchestrator.system.roots import AllowedRoots
-from orchestrator.system.run_folder import DUMP, RESUMED, SNAPSHOT, SPECIFICATION
+from orchestrator.system.run_folder import DUMP, SNAPSHOT
 from orchestrator.tape import codec
 from orchestrator.tape.driver import Driver
 from orchestrator.tape.replay import Recovered
@@ -173,9 +173,7 @@ def open_job(
     mirror = disk if isinstance(disk, MirroredDisk) else None
     policy = restart.policy_of(spec, regions, run_dir)
     resumption = restart.resumption_of(spec, run_dir, roots)
-    if mirror is not None:
-        for name in (SPECIFICATION, RESUMED):
-            mirror.keep(run_dir / name)
+    restart.keep_inputs(disk, run_dir)
     survey = restart.survey_of(job, spec, policy, run_dir, roots) if mirror is None else None
     shards = None
     if spec.synchroniser.shards > 1:

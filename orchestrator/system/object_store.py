@@ -40,11 +40,15 @@ CONNECT_TIMEOUT_S = 5.0
 RETRIES_MAX = 2
 ALLOW_HTTP = "AWS_ALLOW_HTTP"
 SCHEMES = ("s3", "gs", "az")
+ENDPOINTS = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT", "AZURE_STORAGE_ENDPOINT", "GOOGLE_BASE_URL")
 HEADER_BYTES_MAX = 4096
 _CODE = re.compile(r"<Code>(\w{1,64})</Code>")
 _STATUS = re.compile(r"status code: (\d{3} [A-Za-z ]{1,40})")
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
+_ENDPOINT = re.compile(r"(?i)https?://([!-.0-~]*@)?([a-z0-9._-]+|\[[0-9a-f:.]+\])(:[0-9]{1,5})?(/[a-z0-9._~/-]*)?")
 _DRAFT = ".draft-"
+_NO_FOLDER = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL})
+_NO_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
 
 
 class ObjectStore(Protocol):
@@ -78,20 +82,28 @@ class ObjectStore(Protocol):
 def open_store(url: str) -> ObjectStore:
     """Return the store at this path or URL, not yet contacted. Raises ConfigurationError for one that cannot be a store."""
     _refuse_secrets(url)
+    shown = f"{url!r} " if not set("@?=;") & set(url) else ""  # with a slip, a password may be anywhere in it
+    if not url.isprintable() or url != url.strip():
+        raise ConfigurationError(
+            detail=f"--store {shown}has spaces around it, or characters that cannot be shown. Leave them out."
+        )
     scheme = _SCHEME.match(url)
     if scheme is None or scheme[1] == "file":
-        path = url.removeprefix("file://")
-        if not path.startswith("/") or len(Path(path).parts) < 2:
-            shown = f"{url!r} " if not set("@?") & set(url) else ""  # it may be a URL with a slip, and have a password
+        path = Path(os.path.normpath(url.removeprefix("file://")))
+        if not path.is_absolute() or path == Path("/") or path == Path("//"):
             raise ConfigurationError(
                 detail=f"--store {shown}is no absolute path of a folder. Give a path such as /mnt/other/atoll, or a URL "
                 "with s3://, gs:// or az://."
             )
-        return FolderStore(Path(os.path.normpath(path)))
+        return FolderStore(path)
     if scheme[1] not in SCHEMES:
         raise ConfigurationError(
             detail=f"--store {url!r} begins with {scheme[1]}://, which is no store that atoll knows. Give a path, or a URL "
             "with s3://, gs:// or az://."
+        )
+    if {".", ".."} & set(url.split("/")):
+        raise ConfigurationError(
+            detail=f"--store {shown}has . or .. among its folders, which a bucket does not know. Write out the folder."
         )
     return Bucket(url)
 
@@ -241,13 +253,19 @@ def errors_of_option() -> Iterator[None]:
 
 
 def remedy_of(error: OSError) -> str:
-    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+    if error.errno in (errno.EACCES, errno.EPERM):
         return (
-            "Give the service credentials that may read, write, list and delete there (for s3:// AWS_ACCESS_KEY_ID and "
-            "AWS_SECRET_ACCESS_KEY, with --pass-environment)."
+            "Let the service read, write, list and delete there: in a folder as its user, in a bucket by credentials (for "
+            "s3:// AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, with --pass-environment)."
         )
+    if error.errno == errno.EROFS:
+        return "Mount it writable, or give another store."
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return "Make room there, or give another store."
+    if error.errno in _NO_FOLDER:
+        return "Give the path of a folder that exists or can be made."
+    if error.errno == errno.EOPNOTSUPP:
+        return "Give a folder of a file system with hard links, or a bucket."
     return "Check the URL, the endpoint (AWS_ENDPOINT_URL for s3://), and that it can be reached from here."
 
 
@@ -274,7 +292,7 @@ class FolderStore:
         self._folder, self.url = folder, str(folder)
 
     def create(self, name: str, content: bytes) -> None:
-        self._written(name, content, os.link)
+        self._written(name, content, _link)
 
     def put(self, name: str, content: bytes) -> None:
         self._written(name, content, os.replace)
@@ -324,10 +342,26 @@ class FolderStore:
     def _tried(self, what: str, name: str, work: Any) -> Any:
         try:
             return work()
-        except (FileExistsError, FileNotFoundError):
+        except FileExistsError:
             raise
+        except FileNotFoundError as error:
+            if what != "write":
+                raise
+            # no folder can be made there: it is not the object that is missing
+            raise OSError(errno.ENOTDIR, f"the store {self.url} refuses to {what} {name}: {error.strerror}") from error
         except OSError as error:
             raise OSError(error.errno, f"the store {self.url} refuses to {what} {name}: {error.strerror}") from error
+
+
+def _refuse_bad_endpoints() -> None:
+    """Raise ConfigurationError for an endpoint with which the library would abort. Its value may have a password."""
+    for name in ENDPOINTS:
+        endpoint = os.environ.get(name)
+        if endpoint is not None and not _ENDPOINT.fullmatch(endpoint):
+            shown = f" {endpoint!r}" if "@" not in endpoint else ""
+            raise ConfigurationError(
+                detail=f"{name}{shown} in the environment is no address of a server. Give one such as https://host:9000."
+            )
 
 
 class Bucket:
@@ -337,6 +371,8 @@ class Bucket:
         import obstore
         from obstore.exceptions import BaseError
         from obstore.store import from_url
+
+        _refuse_bad_endpoints()
 
         self._library, self._errors, self.url = obstore, BaseError, url
         seconds = {"timeout": REQUEST_TIMEOUT_S, "connect_timeout": CONNECT_TIMEOUT_S}
@@ -348,7 +384,7 @@ class Bucket:
         retries: Any = {"max_retries": RETRIES_MAX, "retry_timeout": timedelta(seconds=REQUEST_TIMEOUT_S)}
         try:
             self._store = from_url(url, client_options=options, retry_config=retries)
-        except BaseError as error:
+        except (BaseError, ValueError) as error:
             raise ConfigurationError(
                 detail=f"--store {url} cannot be used: {str(error).splitlines()[0][:200]}. Complete the URL, or the store's "
                 "settings in the environment."
@@ -388,9 +424,13 @@ class Bucket:
             raise FileNotFoundError(errno.ENOENT, "No such object", f"{self.url}/{name}") from None
         except exceptions.AlreadyExistsError:
             raise FileExistsError(errno.EEXIST, "The object exists", f"{self.url}/{name}") from None
+        except (NotImplementedError, exceptions.NotSupportedError):
+            reason = "it is set up without conditional writes (such as AWS_CONDITIONAL_PUT=disabled in the environment)"
+            raise OSError(errno.EINVAL, f"the store {self.url} refuses to {what} {name}: {reason}") from None
         except self._errors as error:
-            refused = isinstance(error, (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError))
             code = _code_of(str(error))
+            refused = isinstance(error, (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError))
+            refused |= code.startswith(("401", "403"))  # a server of tokens says it, or a proxy
             number = errno.EACCES if refused or "credential" in str(error).lower() else errno.EIO
             number = errno.ENOSPC if "Quota" in code or "507" in code or "Full" in code else number
             raise OSError(number, f"the store {self.url} refuses to {what} {name}: {code}") from None
@@ -406,6 +446,16 @@ def _code_of(text: str) -> str:
     if "credential" in text.lower():
         return "there are no credentials for it"
     return "it did not answer in time" if "timed out" in text.lower() else "it cannot be reached"
+
+
+def _link(draft: Path, path: Path) -> None:
+    """Give the draft its name unless that exists. Raises OSError with EOPNOTSUPP where there are no hard links."""
+    try:
+        os.link(draft, path)
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        raise OSError(errno.EOPNOTSUPP, "its file system makes no hard links, which conditional writes need") from error
 
 
 def _make_durably(folder: Path) -> None:

@@ -78,7 +78,11 @@ class TapeWriter:
         self._header = header
         line = encode_header(header)
         written = with_checksum(line) if isinstance(header, Header) else line
-        self._write(f"{written}\n".encode())
+        try:
+            self._write(f"{written}\n".encode())
+        except OSError:
+            self.let_go()
+            raise
         self._digest.add(line)
 
     @classmethod
@@ -90,11 +94,15 @@ class TapeWriter:
         """
         writer, disk = cls.__new__(cls), disk or LocalDisk()
         writer._hold(path, disk, new=False)
-        prefix, tape = _read_for_writer(path, disk, mark)  # under the lock
-        if tape.footer is not None:
+        try:
+            prefix, tape = _read_for_writer(path, disk, mark)  # under the lock
+            if tape.footer is not None:
+                writer.let_go()
+                return writer, tape
+            writer._file.truncate(prefix.size)
+        except Exception:
             writer.let_go()
-            return writer, tape
-        writer._file.truncate(prefix.size)
+            raise
         writer._header, writer._segment = prefix.header, prefix.continuation.segment if prefix.continuation else 1
         writer._digest, writer._bytes = prefix.lines, prefix.raw
         writer._size, writer.count = prefix.size, tape.count

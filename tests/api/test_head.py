@@ -248,7 +248,7 @@ def test_a_store_that_is_full_or_read_only_takes_no_head(tmp_path: Path, full: P
     said = refused(tmp_path, *at, code=1)
     assert "No space left on device. Make room there, or give another store." in said
     subprocess.run(["mount", "-o", "remount,ro", full], check=True)
-    assert "Read-only file system. Give the service credentials that may" in refused(tmp_path, *at, code=1)
+    assert "Read-only file system. Mount it writable, or give another store." in refused(tmp_path, *at, code=1)
 
 
 def test_a_machine_joins_the_head_that_a_store_names(tmp_path: Path) -> None:

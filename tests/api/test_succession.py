@@ -9,6 +9,7 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +26,12 @@ from orchestrator.errors import (
     Conflict,
     DataError,
     Fenced,
+    InfrastructureError,
     LogStoreUnavailable,
     StoreUnavailable,
 )
 from orchestrator.system import home_files
+from orchestrator.system.object_store import admit, open_store
 from orchestrator.system.succession import (
     Head,
     ServiceCopy,
@@ -39,6 +42,7 @@ from orchestrator.system.succession import (
     refuse_succeeded,
 )
 from tests.api.installation import Installation
+from tests.programs import s3_environment, seaweedfs
 from tests.swarm.disk import SimulatedStore, StoreFault
 from tests.waiting import wait_until
 
@@ -339,11 +343,37 @@ def machines(tmp_path: Path) -> Iterator[tuple[Installation, Installation]]:
         place.atoll("down")
 
 
+@pytest.fixture
+def s3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """The options for a store on a real S3 server."""
+    (tmp_path / "seaweed").mkdir()
+    with seaweedfs(tmp_path / "seaweed") as (endpoint, _):
+        variables = s3_environment(endpoint)
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+
+        def is_up() -> bool:
+            with suppress(InfrastructureError):
+                return bool(admit(open_store("s3://bucket/probed"), None))
+            return False
+
+        wait_until(is_up, "SeaweedFS")
+        yield ["s3://bucket/fleet", *(word for name in variables for word in ("--pass-environment", name))]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> list[str]:
+    return [str(tmp_path / "store")]
+
+
+@pytest.mark.parametrize(
+    "place", ["folder", pytest.param("s3", marks=pytest.mark.soak("the same over a real S3 server"))]
+)
 def test_another_machine_continues_the_service_of_one_that_was_lost_with_its_disk(
-    machines: tuple[Installation, Installation], tmp_path: Path
+    machines: tuple[Installation, Installation], tmp_path: Path, place: str, request: pytest.FixtureRequest
 ) -> None:
-    store, (one, two) = tmp_path / "store", machines
-    one.up("--store", str(store))
+    store, (one, two) = request.getfixturevalue(place), machines
+    one.up("--store", *store)
     assert f"Keep a copy of {one.home.path}/store.key elsewhere" in one.home.log.read_text()
     key = shutil.copy(one.home.path / "store.key", tmp_path / "key")
     with one.client() as client:
@@ -357,9 +387,9 @@ def test_another_machine_continues_the_service_of_one_that_was_lost_with_its_dis
     shutil.rmtree(one.home.path)
     shutil.rmtree(one.runs)
 
-    refusal = two.atoll("up", "--runs", str(two.runs), "--store", str(store), "--control", "x:y", code=1)
+    refusal = two.atoll("up", "--runs", str(two.runs), "--store", *store, "--control", "x:y", code=1)
     assert "is sealed, and" in refusal
-    two.up("--store", str(store), "--store-key", str(key))
+    two.up("--store", *store, "--store-key", str(key))
     assert two.home.token() == own
     with two.client() as client:
         assert [seen.job for seen in client.jobs()] == [submitted]

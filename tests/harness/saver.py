@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from concurrent.futures import Executor, Future
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,6 +20,7 @@ from orchestrator.host.state_view import StateView
 from orchestrator.parameters.shard import ParameterShard, Publication
 from orchestrator.specification.config import JobSpec
 from orchestrator.system.roots import Allowed, AllowedRoots
+from tests.swarm.disk import AtOnce
 
 POINTS = (
     "before mark", "after mark", "before file", "half a file", "after file", "before removal", "after removal",
@@ -48,15 +49,6 @@ class Watched(Folder):
         self._say("before removal")
         super().remove(name)
         self._say("after removal")
-
-
-class AtOnce(Executor):
-    """An executor that runs work in the thread that submits it."""
-
-    def submit(self, work: Callable[..., Any], /, *arguments: Any, **named: Any) -> Future[Any]:
-        done: Future[Any] = Future()
-        done.set_result(work(*arguments, **named))
-        return done
 
 
 class Writer(Protocol):

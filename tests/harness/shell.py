@@ -28,7 +28,7 @@ from orchestrator.core import saving
 from orchestrator.core.events import event_of
 from orchestrator.core.messages import CaughtUp, Offer, Ready, Saved, contribution_of
 from orchestrator.core.vocabulary import Incarnation, IslandId, Version
-from orchestrator.host.job_files import mirror, open_files
+from orchestrator.host.job_files import JobFiles, mirror, open_files
 from orchestrator.host.retry import Retrier, RetryingSink, SnapshotWriter
 from orchestrator.parameters import fragment_map, tensors
 from orchestrator.parameters.holding import EVERYTHING
@@ -42,8 +42,8 @@ from orchestrator.system.run_folder import SNAPSHOT
 from orchestrator.tape.sealing import SEAL_BYTES
 from tests.harness.disks import Died
 from tests.harness.job import Job
-from tests.harness.saver import AtOnce, Saver
-from tests.swarm.disk import SimulatedDisk
+from tests.harness.saver import Saver
+from tests.swarm.disk import AtOnce, SimulatedDisk
 
 ISLANDS = ("a", "b", "c")
 FRAGMENTS, INTERVAL = 3, 6
@@ -136,7 +136,15 @@ class Shell(Job):
             self._retry("the store cannot be used", partial(self._take_over, folder, store))
             disk = self.disk
         policy = job.policy()
-        self.files = open_files(folder, "job", job, policy, 0.0, (Goodput(policy),), disk)
+        self.files: JobFiles
+
+        def open_here() -> None:
+            self.files = open_files(folder, "job", job, policy, 0.0, (Goodput(policy),), disk)
+
+        if store is not None:
+            self._retry("the store cannot be used", open_here)
+        else:
+            open_here()
         (goodput,) = self.files.folds  # ours, or a snapshot's
         assert isinstance(goodput, Goodput)
         self.goodput = goodput

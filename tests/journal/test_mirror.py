@@ -11,8 +11,6 @@ import os
 import random
 import shutil
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -33,7 +31,6 @@ from orchestrator.system import mirror as mirroring
 from orchestrator.system.disk import LocalDisk
 from orchestrator.system.mirror import JobObjects, LogWriter, delete_log, mirrored, refuse_to_leave_logs, shard_log
 from orchestrator.system.object_store import FolderStore, ObjectStore, admit, open_store, require_available
-from orchestrator.system.ports import free_port
 from orchestrator.system.run_folder import TAPE
 from orchestrator.system.store_log import (
     Operation,
@@ -47,10 +44,10 @@ from orchestrator.system.store_log import (
     superfluous,
 )
 from tests.harness.lives import Lives
-from tests.harness.saver import AtOnce
 from tests.harness.shell import Fate, spec
 from tests.journal.test_crash_points import STEPS, assert_sound
-from tests.swarm.disk import SimulatedDisk, SimulatedStore, StoreFault
+from tests.programs import s3_environment, seaweedfs
+from tests.swarm.disk import AtOnce, SimulatedDisk, SimulatedStore, StoreFault
 from tests.waiting import wait_until
 
 MIRRORED = {"durability": {"kind": "mirrored", "snapshot_every_records": 40}}
@@ -117,6 +114,15 @@ def test_a_machine_lost_with_its_disk_at_any_put_changes_no_bit(fault: StoreFaul
         assert lives.deaths == (0 if late else 1), number
         assert not late or number > len(names) // 2
         assert lives.bits() == bits, number
+        assert_sound(lives, Path("/run"))
+
+
+@pytest.mark.parametrize("fault", [StoreFault.DOWN, StoreFault.UNANSWERED])
+def test_any_single_put_that_is_refused_or_not_answered_changes_no_bit_and_ends_no_life(fault: StoreFault) -> None:
+    bits, names = undisturbed()
+    for number in range(2, len(names) + 1, max(1, len(names) // EACH_PUT)):
+        lives = run(SimulatedStore(Faults(fault, lambda n, number=number: n == number)), SimulatedDisk())
+        assert (lives.deaths, lives.bits()) == (0, bits), number
         assert_sound(lives, Path("/run"))
 
 
@@ -297,6 +303,32 @@ def test_a_synchroniser_that_is_fenced_at_its_start_leaves_the_job_to_its_succes
     assert ended == []
     assert not (tmp_path / "status.json").exists()
     assert not (tmp_path / "crash.txt").exists()
+
+
+@pytest.mark.parametrize("fault", [StoreFault.DOWN, StoreFault.UNANSWERED])
+@pytest.mark.parametrize("number", [1, 2, 3, 4])
+def test_a_job_begins_although_the_store_refuses_while_its_files_are_made(
+    fault: StoreFault, number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from orchestrator.runtime import restart
+
+    ended: list[str] = []
+    monkeypatch.setattr(restart, "end_job", ended.append)
+    monkeypatch.setattr(restart, "Retrier", lambda: retry.Retrier(0.0))
+    monkeypatch.setattr(mirroring, "INLINE_BYTES_MAX", 100)
+    job, store = spec(**MIRRORED), SimulatedStore()
+    (tmp_path / "specification.yaml").write_bytes(b"x" * 300)
+    disk = mirror(tmp_path, store, LocalDisk(), AtOnce(), lambda work: work())
+    store.fault_source = Faults(fault, lambda n: number <= n < number + 3)
+    restart.keep_inputs(disk, tmp_path)
+    files = restart.files_of("job", job, job.policy(), tmp_path, (), disk)
+    store.fault_source = lambda _: None
+    files.tape.sync()
+    files.tape.let_go()
+    assert store.refused > 0
+    assert ended == []
+    assert not (tmp_path / "crash.txt").exists()
+    assert files_of(store)["tape.jsonl"] == (tmp_path / TAPE).read_bytes()
 
 
 # ── what is refused, and what is not lost ─────────────────────────────────────────────────────────────────────────────
@@ -542,36 +574,15 @@ def test_a_store_is_checked_and_cleaned_by_command(tmp_path: Path, capsys: pytes
 
 @pytest.fixture(scope="module")
 def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, int]]:
-    """Run SeaweedFS, a real S3 server, on loopback, and return its endpoint and process."""
-    folder = tmp_path_factory.mktemp("seaweed")
-    keys = {"accessKey": "key", "secretKey": "secret"}
-    identity = {"name": "atoll", "credentials": [keys], "actions": ["Admin", "Read", "Write", "List"]}
-    (folder / "s3.json").write_text(json.dumps({"identities": [identity]}))
-    distinct: set[int] = set()
-    while len(distinct) < 8:
-        distinct.add(free_port())
-    ports = iter(sorted(distinct))
-    options = [f"-{part}={next(ports)}" for part in ("master.port", "volume.port", "filer.port", "s3.port")]
-    options += [f"-{part}.port.grpc={next(ports)}" for part in ("master", "volume", "filer", "s3")]
-    options += [f"-dir={folder}", f"-s3.config={folder / 's3.json'}", "-master.volumeSizeLimitMB=64"]
-    weed = Path(sys.executable).with_name("weed")
-    with (folder / "log").open("wb") as log:
-        server = subprocess.Popen(
-            [weed, "server", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-s3", "-volume.max=8", *options],
-            stdout=log,
-            stderr=log,
-        )
-    yield options[3].replace("-s3.port=", "http://127.0.0.1:"), server.pid
-    server.kill()
-    server.wait()
+    with seaweedfs(tmp_path_factory.mktemp("seaweed")) as server:
+        yield server
 
 
 @pytest.fixture
 def bucket(s3_server: tuple[str, int], monkeypatch: pytest.MonkeyPatch) -> ObjectStore:
     """Return a store on the server, once that answers."""
-    names = {"ENDPOINT_URL": s3_server[0], "ACCESS_KEY_ID": "key", "SECRET_ACCESS_KEY": "secret", "ALLOW_HTTP": "true"}
-    for name, value in names.items():
-        monkeypatch.setenv(f"AWS_{name}", value)
+    for name, value in s3_environment(s3_server[0]).items():
+        monkeypatch.setenv(name, value)
     store = open_store("s3://bucket/deep/folder")
 
     def is_up() -> bool:
@@ -594,7 +605,9 @@ def test_a_job_goes_on_from_a_real_s3_server_alone_and_bad_credentials_are_refus
     assert lives.bits() == undisturbed()[0]
     assert superfluous(JobObjects(store, "job"), AtOnce()) is not None
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
-    with pytest.raises(InfrastructureError, match=r"SignatureDoesNotMatch.*Give the service credentials"):
+    with pytest.raises(
+        InfrastructureError, match=r"SignatureDoesNotMatch.*Let the service read, write, list and delete there"
+    ):
         admit(open_store("s3://bucket/deep/folder"), None)
 
 

@@ -17,9 +17,8 @@ from orchestrator.system.mirror import LogWriter, mirrored
 from orchestrator.system.store_log import (
     Files,
 )
-from tests.harness.saver import AtOnce
 from tests.journal.test_mirror import files_of, use_small_objects
-from tests.swarm.disk import SimulatedDisk, SimulatedStore
+from tests.swarm.disk import AtOnce, SimulatedDisk, SimulatedStore
 from tests.waiting import PATIENCE_S
 
 SCHEDULES = int(os.environ.get("ATOLL_MIRROR_SCHEDULES", "50"))

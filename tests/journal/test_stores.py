@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 import traceback
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 from orchestrator.errors import ConfigurationError, InfrastructureError
+from orchestrator.system import object_store
 from orchestrator.system.object_store import FolderStore, admit, open_store
 from tests.swarm.disk import SimulatedStore, StoreFault
 
@@ -66,9 +68,23 @@ def test_a_store_without_conditional_writes_is_refused_by_trying() -> None:
         ("s3://[hunter2/x", "is no URL"),
         ("s3:/user:hunter2@bucket/x", "--store is no absolute path"),
         ("user:hunter2@s3://bucket/x", "--store is no absolute path"),
+        ("DefaultEndpointsProtocol=https;AccountName=a;AccountKey=hunter2==", "--store is no absolute path"),
+        ("https://bucket.host/x?X-Amz-Signature=hunter2", "https://bucket.host/x was given with a password"),
+        ("/mnt/..", "is no absolute path"),
+        ("//", "is no absolute path"),
+        ("/mnt/store ", "has spaces around it, or characters"),
+        ("/mnt/st\nore", "has spaces around it, or characters"),
+        ("/mnt/\udcff", "has spaces around it, or characters"),
+        ("s3://bucket/../x", "has . or .. among its folders"),
+        ("s3://", "cannot be used: Generic URL error"),
+        ("s3://bu cket/x", "s3://bu cket/x cannot be used: invalid domain character"),
+        ("az://container/x", "cannot be used: Generic MicrosoftAzure error: Account must be specified"),
     ],
 )
-def test_a_url_that_cannot_be_a_store_is_refused_without_its_secret(url: str, problem: str) -> None:
+def test_a_url_that_cannot_be_a_store_is_refused_without_its_secret(
+    url: str, problem: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("AZURE_STORAGE_ACCOUNT_NAME", raising=False)
     with pytest.raises(ConfigurationError) as refused:
         open_store(url)
     assert problem in str(refused.value)
@@ -91,6 +107,44 @@ def test_a_store_that_cannot_be_reached_or_written_is_named(tmp_path: Path, monk
     full = SimulatedStore(lambda _: StoreFault.DOWN)
     with pytest.raises(InfrastructureError, match="the store memory cannot be reached"):
         admit(full, None)
+
+
+def test_a_path_at_which_no_folder_can_be_made_is_named_with_what_to_give_instead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "dangling").symlink_to("/nowhere/x")
+    for path in ("/proc/store", str(tmp_path / "dangling"), f"{tmp_path}/{'x' * 300}", "/dev/null"):
+        with pytest.raises(
+            InfrastructureError, match=rf"the store {path} refuses to write .*Give the path of a folder"
+        ):
+            admit(open_store(path), None)
+
+    def refuse(*_: object) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(object_store.os, "link", refuse)
+    with pytest.raises(
+        InfrastructureError, match=r"makes no hard links.*Give a folder of a file system with hard links"
+    ):
+        admit(open_store(str(tmp_path / "no-links")), None)
+
+
+@pytest.mark.parametrize("endpoint", ["minio:9000", "https://", "https://[bad/%zz", "http://user:hunter2@host name"])
+def test_an_endpoint_that_is_no_address_is_named_without_its_password(
+    endpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+    with pytest.raises(ConfigurationError, match=r"^AWS_ENDPOINT_URL .*is no address of a server") as refused:
+        open_store("s3://bucket/x")
+    assert "hunter2" not in str(refused.value)
+
+
+def test_conditional_writes_that_the_environment_switches_off_are_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(f"AWS_{name}", "x")
+    monkeypatch.setenv("AWS_CONDITIONAL_PUT", "disabled")
+    with pytest.raises(InfrastructureError, match="set up without conditional writes"):
+        admit(open_store("s3://bucket/x"), None)
 
 
 class Telling(BaseHTTPRequestHandler):

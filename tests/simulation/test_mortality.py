@@ -13,13 +13,15 @@ here in the seed that is known to show it, and if that no longer does, in 40, wh
     …                        and five of recovery
 
 In others its machine is lost with its disk (``tests.swarm.lost_machines``), with bugs of the salvage and of two
-synchronisers alive.
+synchronisers alive. In the last ones its log is in a store that fails (``tests.swarm.mirrored_world``), with bugs of the
+mirror.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from typing import get_args
@@ -35,6 +37,9 @@ from orchestrator.parameters.journal import Content, Facts, Journal, OuterGradie
 from orchestrator.parameters.journaled_store import JournaledStore
 from orchestrator.parameters.outer_state import FragmentState, OuterState
 from orchestrator.replica.outbox import NumberedReports
+from orchestrator.system import store_log
+from orchestrator.system.mirror import LogWriter
+from orchestrator.system.object_store import ObjectStore
 from orchestrator.tape.storage import TapeWriter
 from tests.swarm import lost_machines, trial
 from tests.swarm.checkers.violation import Violation
@@ -239,9 +244,9 @@ def test_a_planted_bug_is_found_and_its_seed_named(
     assert str(failure).endswith(f"python -m tests.swarm --seed {failure.seed} --deaths {DEATHS}")
 
 
-def _failure_of(seed: int) -> trial.SwarmFailure | None:
+def _failure_of(seed: int, *, is_mirrored: bool = False) -> trial.SwarmFailure | None:
     try:
-        trial.run(seed, DEATHS)
+        trial.run(seed, DEATHS, is_mirrored=is_mirrored)
     except trial.SwarmFailure as failure:
         return failure
     return None
@@ -378,3 +383,122 @@ def test_a_salvage_that_begins_in_the_epoch_of_the_former_synchroniser_is_found(
     monkeypatch.setattr(salvage, "next_epoch", max)
     with pytest.raises(Violation, match=OF_TWO):
         lost_machines.run(MACHINES_LOST[0])
+
+
+# ── the log is in a store that fails ──────────────────────────────────────────────────────────────────────────────
+
+MIRRORED_SEEDS = 8
+WHO_WAS_REPLACED_SEALS = 250
+"""A seed in which a synchroniser that was replaced is about to seal a checkpoint that its successor has removed."""
+STORE_FAULTS = {"down", "slow", "torn", "stale listing", "fenced", "machine", "disk of a former machine"}
+
+
+def test_a_mirrored_job_loses_nothing_however_its_store_fails_and_however_many_synchronisers_live() -> None:
+    seeds = (*range(MIRRORED_SEEDS), WHO_WAS_REPLACED_SEALS)
+    befallen = sum((trial.run(seed, DEATHS, is_mirrored=True).befallen for seed in seeds), Counter())
+    assert set(befallen) >= STORE_FAULTS
+
+
+def _announces_before_the_put(monkeypatch: Patch) -> None:
+    """A flush returns while what was noted last is still on its way."""
+    flush, is_late = LogWriter.flush, [False]
+
+    def early(writer: LogWriter) -> None:
+        is_late[0] = not is_late[0]
+        if is_late[0]:
+            flush(writer)
+
+    monkeypatch.setattr(LogWriter, "flush", early)
+
+
+def _takes_a_refusal_for_success(monkeypatch: Patch) -> None:
+    timed_put = LogWriter._timed_put
+
+    def careless(writer: LogWriter, name: str, content: bytes) -> None:
+        with suppress(OSError):
+            timed_put(writer, name, content)
+
+    monkeypatch.setattr(LogWriter, "_timed_put", careless)
+
+
+def _takes_an_existing_segment_for_its_own(monkeypatch: Patch) -> None:
+    """A put-if-absent that fails counts as done, so nobody is fenced."""
+    monkeypatch.setattr(LogWriter, "_be_fenced", lambda _: None)
+
+
+def _claims_what_another_has_claimed(monkeypatch: Patch) -> None:
+    claim = store_log._claim
+
+    def greedy(store: ObjectStore, number: int, writer: str) -> bool:
+        claim(store, number, writer)
+        return True
+
+    monkeypatch.setattr(store_log, "_claim", greedy)
+
+
+def _writes_behind_its_successor(monkeypatch: Patch) -> None:
+    """Who finds the next segment taken goes on with the one after it."""
+
+    def go_on(writer: LogWriter) -> None:
+        writer._files.segment += 1
+        writer._put_segment()
+        writer._files.segment -= 1
+
+    monkeypatch.setattr(LogWriter, "_be_fenced", go_on)
+
+
+def _trusts_a_listing(monkeypatch: Patch) -> None:
+    """The newest base, and the end of the log, are those that a listing shows, and the claim is put there."""
+
+    def listed(store: ObjectStore, folder: str) -> list[int]:
+        return [int(name.rpartition("/")[2]) for name in store.sizes(folder)]
+
+    def base_after(store: ObjectStore, number: int) -> int | None:
+        return min((later for later in listed(store, "base/") if later > number), default=None)
+
+    def segments_after(store: ObjectStore, number: int, _: object) -> Iterator[store_log.Segment]:
+        for later in sorted(n for n in listed(store, "log/") if n > number):
+            yield store_log.decode(store_log.log_name(later), store.get(store_log.log_name(later)))
+
+    def put_claim(store: ObjectStore, number: int, writer: str) -> bool:
+        store.put(store_log.log_name(number), store_log.encode(store_log.Segment(number, writer, is_claim=True)))
+        return True
+
+    monkeypatch.setattr(store_log, "_claim", put_claim)
+    monkeypatch.setattr(store_log, "base_after", base_after)
+    monkeypatch.setattr(store_log, "segments_after", segments_after)
+
+
+def _composes_a_repeated_segment_anew(monkeypatch: Patch) -> None:
+    """After an answer that was lost, the same segment is put again with what was noted since."""
+    put_segment = LogWriter._put_segment
+
+    def forgetful(writer: LogWriter) -> None:
+        try:
+            put_segment(writer)
+        except OSError:
+            if writer._in_flight is not None:
+                writer._noted[:0], writer._in_flight = writer._in_flight[1], None
+            raise
+
+    monkeypatch.setattr(LogWriter, "_put_segment", forgetful)
+
+
+@pytest.mark.parametrize(
+    ("bug", "seed"),
+    [
+        (_announces_before_the_put, 0),
+        (_takes_a_refusal_for_success, 1),
+        (_takes_an_existing_segment_for_its_own, 1),
+        (_claims_what_another_has_claimed, 2),
+        (_writes_behind_its_successor, 1),
+        (_trusts_a_listing, 5),
+        (_composes_a_repeated_segment_anew, 6),
+    ],
+)
+def test_a_planted_bug_of_the_mirror_is_found(bug: Callable[[Patch], None], seed: int, monkeypatch: Patch) -> None:
+    bug(monkeypatch)
+    failures = (_failure_of(tried, is_mirrored=True) for tried in (seed, *range(FOUND_WITHIN)))
+    failure = next(filter(None, failures), None)
+    assert failure is not None, f"not found within {FOUND_WITHIN} seeds"
+    assert failure.command == f"python -m tests.swarm --seed {failure.seed} --deaths {DEATHS} --mirrored"

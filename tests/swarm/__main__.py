@@ -3,6 +3,7 @@
 python -m tests.swarm --seed N               run one seed and print its outcome
 python -m tests.swarm --first N --count N    run many, with progress; Ctrl-C keeps the results so far
                                --deaths N    … with N deaths of the synchroniser in each
+                               --mirrored … whose job has its log in a store that fails, and whose machines are lost
                                --lost-machines … each of which takes the machine's disk along
 """
 
@@ -22,16 +23,17 @@ PROGRESS_LINES = 100
 """The most progress lines of one soak, and at most one for ten seeds, which take a second or two."""
 
 
-def soak(first: int, count: int, deaths: int = 0) -> int:
+def soak(first: int, count: int, deaths: int = 0, *, is_mirrored: bool = False) -> int:
     """Run many seeds and return the number of failures. Print progress, also after Ctrl-C."""
     outcomes: Counter[str] = Counter()
+    befallen: Counter[str] = Counter()
     failures: list[SwarmFailure] = []
     events, advancing, waited = 0, 0, 0.0
     every = max(10, count // PROGRESS_LINES)
     try:
         for n, seed in enumerate(range(first, first + count), start=1):
             try:
-                survived = run(seed, deaths)
+                survived = run(seed, deaths, is_mirrored=is_mirrored)
             except SwarmFailure as failure:
                 print(failure, file=sys.stderr)
                 failures.append(failure)
@@ -39,6 +41,7 @@ def soak(first: int, count: int, deaths: int = 0) -> int:
                     break
                 continue
             outcomes[survived.outcome] += 1
+            befallen += survived.befallen
             events, advancing = events + survived.events, advancing + survived.advancing
             waited = max(waited, survived.waited_ratio)
             if n % every == 0:
@@ -50,6 +53,8 @@ def soak(first: int, count: int, deaths: int = 0) -> int:
     print(
         f"{advancing} of them calm for long enough to see every fragment advance; longest wait {waited:.2f} of allowed"
     )
+    if befallen:
+        print("; ".join(f"{what}: {n}" for what, n in sorted(befallen.items())))
     for failed in failures:
         print(f"failed: {failed.command}")
     return len(failures)
@@ -79,17 +84,20 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--count", type=int, default=1000, help="how many (default 1000)")
     parser.add_argument("--deaths", type=int, default=0, help="how often each job's synchroniser dies (default 0)")
     parser.add_argument(
+        "--mirrored", action="store_true", help="the job has its log in a store (tests.swarm.mirrored_world)"
+    )
+    parser.add_argument(
         "--lost-machines", action="store_true", help="each death takes machine and disk (tests.swarm.lost_machines)"
     )
     options = parser.parse_args(arguments)
     # simulated disks refuse, and tear, all the time
-    logging.getLogger("orchestrator").setLevel(logging.CRITICAL)
+    logging.getLogger("orchestrator").setLevel(logging.CRITICAL + 1)
     if options.lost_machines:
         return 1 if lose_machines(options.first, options.count) else 0
     if options.seed is None:
-        return 1 if soak(options.first, options.count, options.deaths) else 0
+        return 1 if soak(options.first, options.count, options.deaths, is_mirrored=options.mirrored) else 0
     try:
-        print(run(options.seed, options.deaths))
+        print(run(options.seed, options.deaths, is_mirrored=options.mirrored))
     except SwarmFailure as failure:
         print(failure, file=sys.stderr)
         return 1

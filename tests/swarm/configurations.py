@@ -15,7 +15,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from random import Random
 
+from orchestrator.core import commands
+from orchestrator.core import events as e
 from orchestrator.core.vocabulary import (
+    CheckpointPolicy,
+    CommandId,
     Duration,
     EvaluationPolicy,
     HealthPolicy,
@@ -28,9 +32,7 @@ from orchestrator.core.vocabulary import (
 )
 from orchestrator.replica.work import AdoptionRule
 from orchestrator.simulation.plan import Capacity, Fault, FaultKind, Latency, WorldPlan
-from tests.swarm.operators import CheckpointRequests, draw_checkpoint_requests
 from tests.swarm.rough_world import EventFaults
-from tests.swarm.standbys import with_standbys
 
 STRANGER = IslandId("atlantis")
 """An island of no job: operators mistype."""
@@ -87,6 +89,28 @@ FEATURES = (
     "slow merges",
     "slow starts",
 )
+
+
+_OPERATOR = "operator"
+
+_Request = tuple[Instant, CommandId, commands.JobCommand]
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointRequests:
+    """The instants of an operator's requests. A rollback is to the newest checkpoint."""
+
+    policy: CheckpointPolicy
+    checkpoints: tuple[Instant, ...]
+    rollbacks: tuple[Instant, ...]
+    upgrades: tuple[Instant, ...]
+
+    def commands(self) -> list[tuple[Instant, e.CommandRequested]]:
+        saves: list[_Request] = [(at, CommandId(f"save-{at!r}"), commands.Checkpoint()) for at in self.checkpoints]
+        backs: list[_Request] = [(at, CommandId(f"back-{at!r}"), commands.Rollback(0)) for at in self.rollbacks]
+        new: list[_Request] = [(at, CommandId(f"new-{at!r}"), commands.Upgrade("next", "")) for at in self.upgrades]
+        requests = sorted([*saves, *backs, *new], key=lambda request: request[0])
+        return [(at, e.CommandRequested(at, command, _OPERATOR, request)) for at, command, request in requests]
 
 
 @dataclass(frozen=True, slots=True)
@@ -362,3 +386,45 @@ class _Draw:
 def _longest(latency: Latency) -> float:
     assert isinstance(latency, tuple), "this world draws its latencies from ranges"
     return latency[1]
+
+
+def draw_checkpoint_requests(random: Random, until: Instant, *, upgrades: bool) -> CheckpointRequests:
+    """Draw requests before ``until``, with upgrades if wanted. Automatic checkpoints continue after it."""
+    policy = CheckpointPolicy(
+        every_merges=random.choice((0, 2, 2, 7)),
+        every_s=random.choice((0.0, random.uniform(0.5, 3.0))),
+        keep=random.randint(1, 3),
+        timeout_s=random.uniform(0.3, 3.0),
+    )
+    saves = sorted(random.uniform(0.0, until) for _ in range(random.randint(0, 4)))
+    backs = sorted(random.uniform(until / 4, until) for _ in range(random.randint(0, 4)))
+    new = sorted(random.uniform(0.0, until) for _ in range(random.randint(0, 2))) if upgrades else []
+    return CheckpointRequests(policy, tuple(saves), tuple(backs), tuple(new))
+
+
+STANDBY_FAULTS = (FaultKind.CRASH, FaultKind.CRASH, FaultKind.KILL, FaultKind.FREEZE, FaultKind.CUT)
+"""Crashes are the reason for standbys, so they are the most likely."""
+
+
+def with_standbys(
+    policy: JobPolicy, plan: WorldPlan, random: Random, until: Instant, silence_max_s: Duration
+) -> tuple[JobPolicy, WorldPlan]:
+    """Add one or two standbys for some of the islands, and faults before ``until`` on the standbys and those islands."""
+    chosen = [island for island in policy.islands if random.random() < 0.6]
+    standbys = tuple(
+        replace(island, island=IslandId(f"{island.island}-standby-{number}"))
+        for island in chosen
+        for number in range(random.randint(1, 2))
+    )
+    whom = [island.island for island in (*standbys, *chosen)]
+    more = tuple(
+        Fault(
+            random.uniform(0.0, until),
+            random.choice(STANDBY_FAULTS),
+            random.choice(whom),
+            random.uniform(0.1, silence_max_s),
+        )
+        for _ in range(random.randint(1, 6) if whom else 0)
+    )
+    faults = tuple(sorted((*plan.faults, *more), key=lambda fault: (fault.at, fault.island, fault.kind)))
+    return replace(policy, standbys=standbys), replace(plan, faults=faults)

@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from random import Random
+from typing import Any
 
 
 class Died(BaseException):
@@ -253,6 +255,15 @@ def _spoil(content: _Content, chance: Random) -> bool:
     elif kind == 2:
         content.data[where] ^= 1 << chance.randrange(8)
     return kind > 0
+
+
+class AtOnce(Executor):
+    """An executor that runs work in the thread that submits it."""
+
+    def submit(self, work: Callable[..., Any], /, *arguments: Any, **named: Any) -> Future[Any]:
+        done: Future[Any] = Future()
+        done.set_result(work(*arguments, **named))
+        return done
 
 
 class StoreFault(StrEnum):

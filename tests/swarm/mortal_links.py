@@ -12,7 +12,7 @@ from typing import Protocol, cast
 
 from orchestrator.core import events as e
 from orchestrator.core.messages import IslandReport, Offer
-from orchestrator.core.vocabulary import Epoch
+from orchestrator.core.vocabulary import Epoch, IslandId
 from orchestrator.replica.outbox import NumberedReports
 from orchestrator.simulation.island import Host, SimulatedIsland
 from orchestrator.simulation.links import Links, LinksWorld
@@ -93,9 +93,11 @@ def unread_reports_of(host: Host) -> UnreadReports:
 
 
 class MortalLinksWorld(LinksWorld, Protocol):
-    """The parts of the world that links need. ``alive`` is the synchroniser's process, ``count`` its tape's last record."""
+    """The parts of the world that links need. ``alive`` is the synchroniser's process, ``count`` its tape's last record,
+    ``links`` those of the synchroniser that lives now."""
 
     alive: bool
+    links: MortalLinks
 
     @property
     def count(self) -> int: ...
@@ -110,8 +112,14 @@ class MortalLinks(Links):
     def __init__(self, world: MortalLinksWorld) -> None:
         super().__init__(world)
         self._mortal = world
+        self.is_cut = False
+        """Whether the synchroniser is cut off: it reads no more reports."""
 
     def carry(self, host: Host) -> None:
+        if self.is_cut:  # what the island posted itself is its successor's
+            if self._mortal.links is not self:
+                self._mortal.links.carry(host)
+            return
         if not host.carrying and unread_reports_of(host).connected:
             unread_reports_of(host).skip_replaced(host.process)
         super().carry(host)
@@ -121,14 +129,24 @@ class MortalLinks(Links):
         number = unread.reading(overtaken=seconds > 0.0)
 
         def deliver() -> None:
+            if self.is_cut:
+                return
             world.tell(replace(event, at=world.now))
-            if world.alive:
+            if world.alive and not self.is_cut:
                 unread.became(number, world.count)
 
         if seconds > 0.0:
             world.while_alive(seconds, deliver)
         else:
             deliver()
+
+    def _arrive(self, host: Host, report: IslandReport, under_way: bool, writer: IslandId) -> None:
+        if not self.is_cut:
+            super()._arrive(host, report, under_way, writer)
+
+    def _come_late(self, host: Host, offer: Offer) -> None:
+        if not self.is_cut:
+            super()._come_late(host, offer)
 
     def connect(self, host: Host, *, lost: bool) -> None:
         """Read this process's reports from the first unacknowledged one. ``lost``: it had not been heard of before."""
@@ -141,6 +159,8 @@ class MortalLinks(Links):
             return
 
         def answered() -> None:
+            if self.is_cut:
+                return
             unread_reports_of(host).connected = True
             if host.suspected:
                 host.suspected = False

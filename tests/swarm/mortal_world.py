@@ -28,8 +28,9 @@ from orchestrator.parameters.journal import Journal
 from orchestrator.parameters.outer_state import OuterStep
 from orchestrator.simulation.island import Host, SimulatedIsland
 from orchestrator.simulation.plan import WorldPlan
+from orchestrator.system.disk import Disk
 from orchestrator.system.run_folder import TAPE
-from orchestrator.tape.driver import Driver, MemorySink
+from orchestrator.tape.driver import Driver, Fold, MemorySink
 from orchestrator.tape.schema import Record, Tape
 from orchestrator.tape.storage import read_tape
 from tests.swarm.checkers import Checkers
@@ -44,7 +45,7 @@ from tests.swarm.mortal_merge_worker import (
     job_spec,
     retry_until_written,
 )
-from tests.swarm.mortality import Death, DiskFaults, Mortality
+from tests.swarm.mortality import Death, DiskFaults, Mortality, Refusal
 from tests.swarm.rough_world import EventFaults, RoughWorld
 
 FOLDER = Path("/job")
@@ -78,6 +79,7 @@ class MortalWorld(RoughWorld):
     ) -> None:
         super().__init__(policy, plan, seed, event_faults)
         self.alive, self.generation, self.ended = False, 0, ""
+        self._has_files = False
         self._disk_faults = DiskFaults()
         self.disk = SimulatedDisk(self._disk_faults)
         self._spec, self._checkers_of = job_spec(mortality.merges_max, policy.staleness_max, seed), checkers
@@ -94,7 +96,10 @@ class MortalWorld(RoughWorld):
         for death in mortality.deaths:
             self.later(death.at, partial(self._strike, death))
         for refusal in mortality.refusals:
-            self.later(refusal.at, partial(self._disk_faults.refuse, refusal))
+            self.later(refusal.at, partial(self._refuse, refusal))
+
+    def _refuse(self, refusal: Refusal) -> None:
+        self._disk_faults.refuse(refusal)
 
     # ── what the process does ─────────────────────────────────────────────────────────────────────────────────────
 
@@ -222,7 +227,8 @@ class MortalWorld(RoughWorld):
 
     def _die(self) -> None:
         death, self.alive = self._disk_faults.take_death(), False
-        self._files.tape.let_go()
+        if self._has_files:
+            self._files.tape.let_go()
         if death.power:
             self._power_was_lost = True
             self.disk.lose_power(self._power)
@@ -237,7 +243,7 @@ class MortalWorld(RoughWorld):
         self.later(0.0, self._live)
 
     def _live(self) -> None:
-        self.generation, self.alive = self.generation + 1, True
+        self.generation, self.alive, self._has_files = self.generation + 1, True, False
         self._mortally(self._take_up)
 
     def _take_up(self) -> None:
@@ -245,10 +251,11 @@ class MortalWorld(RoughWorld):
         self.goodput, self.statistics = Goodput(self.policy), Statistics(self.policy)
         folds = (self.sink, self.checkers, theta, self.goodput, self.statistics)
         try:
-            files = self._files = open_files(FOLDER, "job", self._spec, self.policy, 0.0, folds, self.disk)
+            files = self._files = self._opened(folds)
         except DataError as error:
             self._give_up(error)
             return
+        self._has_files = True
         self.epoch, past = files.epoch, files.past
         self.core = files.core
         sink = RetryingSink(files.tape, Retrier(retry_s=0.0), files.journal.settle)
@@ -279,6 +286,9 @@ class MortalWorld(RoughWorld):
         for command in unheard:
             self.tell(replace(command, at=self.now))
         self.while_alive(SYNC_EVERY_S, self._sync)
+
+    def _opened(self, folds: tuple[Fold, ...], disk: Disk | None = None) -> JobFiles:
+        return open_files(FOLDER, "job", self._spec, self.policy, 0.0, folds, disk or self.disk)
 
     def _reconnect(self, files: JobFiles) -> None:
         """Keep the pending deadlines, listen to all living processes, and end those that are over."""

@@ -11,6 +11,7 @@ and TigerBeetle's simulators (one seed, injected faults, checkers outside the sy
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -29,6 +30,7 @@ from tests.swarm.checkers import Checkers
 from tests.swarm.checkers.violation import require
 from tests.swarm.checkpointing_world import CheckpointingWorld
 from tests.swarm.configurations import draw
+from tests.swarm.mirrored_world import MirroredWorld
 from tests.swarm.mortal_world import MortalWorld
 from tests.swarm.mortality import draw_mortality
 from tests.swarm.rough_world import RoughWorld
@@ -46,11 +48,13 @@ class SwarmFailure(InternalError):
     features: tuple[str, ...]
     story: str
     deaths: int = 0
+    is_mirrored: bool = False
 
     @property
     def command(self) -> str:
         """The command that repeats this seed."""
-        return f"{COMMAND} {self.seed}" + (f" --deaths {self.deaths}" if self.deaths else "")
+        deaths = f" --deaths {self.deaths}" if self.deaths else ""
+        return f"{COMMAND} {self.seed}{deaths}{' --mirrored' if self.is_mirrored else ''}"
 
     def __str__(self) -> str:
         return (
@@ -65,7 +69,7 @@ class Survived:
 
     ``waited_ratio`` is the longest wait of a fragment, in units of patience. ``advancing`` says whether a quorum kept
     training for longer than that after all faults. ``seen`` has every kind of event, command, effect and reason on the
-    tape.
+    tape. ``befallen`` counts what befell the store of a mirrored job and its writers.
     """
 
     seed: int
@@ -76,6 +80,7 @@ class Survived:
     waited_ratio: float
     advancing: bool
     seen: frozenset[str]
+    befallen: Counter[str]
 
     def __str__(self) -> str:
         return (
@@ -84,8 +89,10 @@ class Survived:
         )
 
 
-def run(seed: int, deaths: int = 0) -> Survived:
+def run(seed: int, deaths: int = 0, *, is_mirrored: bool = False) -> Survived:
     """Run one seed's world to its end. Its synchroniser dies ``deaths`` times before the world is calm.
+
+    ``is_mirrored`` gives the job a store, with its faults (``mirrored_world``).
 
     Raises ``SwarmFailure`` if an invariant breaks, on the way or at the end.
     """
@@ -102,7 +109,8 @@ def run(seed: int, deaths: int = 0) -> Survived:
     world: RoughWorld | None = None
     try:
         if deaths:
-            world = mortal = CheckpointingWorld(
+            kind = MirroredWorld if is_mirrored else CheckpointingWorld
+            world = mortal = kind(
                 drawn.policy, drawn.plan, seed, drawn.event_faults, mortality, checkers_of, drawn.checkpoint_requests
             )
             with closing(mortal):
@@ -120,7 +128,9 @@ def run(seed: int, deaths: int = 0) -> Survived:
         story = notes or (story_of(world.sink.records[-STORY_LENGTH:]) if world is not None else "")
         detail = f"{type(error).__name__}: {error}"
         features = (*sorted(drawn.features), *(mortality.features if deaths else ()))
-        raise SwarmFailure(detail=detail, seed=seed, features=features, story=story, deaths=deaths) from error
+        raise SwarmFailure(
+            detail=detail, seed=seed, features=features, story=story, deaths=deaths, is_mirrored=is_mirrored
+        ) from error
     return Survived(
         seed=seed,
         events=len(world.sink.records),
@@ -130,6 +140,7 @@ def run(seed: int, deaths: int = 0) -> Survived:
         waited_ratio=checkers.waited_max / drawn.patience,
         advancing=checkers.advancing,
         seen=frozenset(_names(world)),
+        befallen=world.befallen if isinstance(world, MirroredWorld) else Counter(),
     )
 
 

@@ -202,9 +202,12 @@ class Machine:
         kind = command.split()[1]
         self._commands[kind] = command
         self.type(f": > /tmp/{kind}.log\n{command} >> /tmp/{kind}.log 2>&1 & {kind}_pid=$!")
-        wait_until(lambda: SAYS[kind] in self.log(kind) or not self.runs(kind), f"{command}: {SAYS[kind]}", 0.5)
+        try:
+            wait_until(lambda: SAYS[kind] in self.log(kind) or not self.runs(kind), f"{command}: {SAYS[kind]}", 0.5)
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{self.log(kind)}") from error
         code = None if self.runs(kind) else self.attempt(f"wait ${kind}_pid")[0]
-        assert SAYS[kind] in self.log(kind), f"{command} ended with exit code {code}"
+        assert SAYS[kind] in self.log(kind), f"{command} ended with exit code {code}\n{self.log(kind)}"
 
     def log(self, kind: str) -> str:
         return self.type(f"cat /tmp/{kind}.log")
