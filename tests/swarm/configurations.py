@@ -30,7 +30,6 @@ from orchestrator.replica.work import AdoptionRule
 from orchestrator.simulation.plan import Capacity, Fault, FaultKind, Latency, WorldPlan
 from tests.swarm.operators import CheckpointRequests, draw_checkpoint_requests
 from tests.swarm.rough_world import EventFaults
-from tests.swarm.standbys import with_standbys
 
 STRANGER = IslandId("atlantis")
 """An island of no job: operators mistype."""
@@ -50,6 +49,8 @@ same worlds."""
 SPOILT_LINKS = (FaultKind.SLOW, FaultKind.CORRUPT, FaultKind.DELAY, FaultKind.DROP)
 HEALTH = (FaultKind.DIVERGE.value, FaultKind.EXPLODE.value, "failed merges")
 STANDBYS = "standbys"
+STANDBY_FAULTS = (FaultKind.CRASH, FaultKind.CRASH, FaultKind.KILL, FaultKind.FREEZE, FaultKind.CUT)
+"""Crashes are the reason for standbys, so they are the most likely."""
 SEVERAL_DONORS = "several donors"
 SAVING = "checkpoints"
 MEASURING_ISLANDS = "evaluations on islands"
@@ -177,7 +178,7 @@ class _Draw:
             policy = replace(policy, evaluation=EvaluationPolicy(24, time_ratio, on_islands=True))
             patience += (self.fragments + 1) * _longest(plan.evaluate_s)  # an island that measures trains later
         if self.on(STANDBYS):
-            policy, plan = with_standbys(policy, plan, self.standbys, self.calm_at - SILENCE_MAX_S, SILENCE_MAX_S)
+            policy, plan = _with_standbys(policy, plan, self.standbys, self.calm_at - SILENCE_MAX_S, SILENCE_MAX_S)
         upgrades = self.seed >= UPGRADES_FROM_SEED
         requests = draw_checkpoint_requests(self.saving, self.calm_at, upgrades=upgrades) if self.on(SAVING) else None
         return Configuration(self.seed, self.features, policy, plan, self._event_faults(), patience, requests)
@@ -362,3 +363,27 @@ class _Draw:
 def _longest(latency: Latency) -> float:
     assert isinstance(latency, tuple), "this world draws its latencies from ranges"
     return latency[1]
+
+
+def _with_standbys(
+    policy: JobPolicy, plan: WorldPlan, random: Random, until: Instant, silence_max_s: Duration
+) -> tuple[JobPolicy, WorldPlan]:
+    """Add one or two standbys for some of the islands, and faults before ``until`` on the standbys and those islands."""
+    chosen = [island for island in policy.islands if random.random() < 0.6]
+    standbys = tuple(
+        replace(island, island=IslandId(f"{island.island}-standby-{number}"))
+        for island in chosen
+        for number in range(random.randint(1, 2))
+    )
+    whom = [island.island for island in (*standbys, *chosen)]
+    more = tuple(
+        Fault(
+            random.uniform(0.0, until),
+            random.choice(STANDBY_FAULTS),
+            random.choice(whom),
+            random.uniform(0.1, silence_max_s),
+        )
+        for _ in range(random.randint(1, 6) if whom else 0)
+    )
+    faults = tuple(sorted((*plan.faults, *more), key=lambda fault: (fault.at, fault.island, fault.kind)))
+    return replace(policy, standbys=standbys), replace(plan, faults=faults)
