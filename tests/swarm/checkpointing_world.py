@@ -43,10 +43,10 @@ from orchestrator.simulation.plan import WorldPlan
 from orchestrator.system.roots import AllowedRoots
 from tests.swarm.checkers import Checkers
 from tests.swarm.checkers.violation import require
+from tests.swarm.configurations import CheckpointRequests
 from tests.swarm.mortal_merge_worker import MortalMergeWorker, job_spec, retry_until_written
 from tests.swarm.mortal_world import FOLDER, MortalWorld
 from tests.swarm.mortality import Mortality
-from tests.swarm.operators import CheckpointRequests
 from tests.swarm.rough_world import EventFaults
 
 WRITING_S = (0.001, 0.3)

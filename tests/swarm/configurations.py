@@ -15,7 +15,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from random import Random
 
+from orchestrator.core import commands
+from orchestrator.core import events as e
 from orchestrator.core.vocabulary import (
+    CheckpointPolicy,
+    CommandId,
     Duration,
     EvaluationPolicy,
     HealthPolicy,
@@ -28,7 +32,6 @@ from orchestrator.core.vocabulary import (
 )
 from orchestrator.replica.work import AdoptionRule
 from orchestrator.simulation.plan import Capacity, Fault, FaultKind, Latency, WorldPlan
-from tests.swarm.operators import CheckpointRequests, draw_checkpoint_requests
 from tests.swarm.rough_world import EventFaults
 
 STRANGER = IslandId("atlantis")
@@ -88,6 +91,28 @@ FEATURES = (
     "slow merges",
     "slow starts",
 )
+
+
+_OPERATOR = "operator"
+
+_Request = tuple[Instant, CommandId, commands.JobCommand]
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointRequests:
+    """The instants of an operator's requests. A rollback is to the newest checkpoint."""
+
+    policy: CheckpointPolicy
+    checkpoints: tuple[Instant, ...]
+    rollbacks: tuple[Instant, ...]
+    upgrades: tuple[Instant, ...]
+
+    def commands(self) -> list[tuple[Instant, e.CommandRequested]]:
+        saves: list[_Request] = [(at, CommandId(f"save-{at!r}"), commands.Checkpoint()) for at in self.checkpoints]
+        backs: list[_Request] = [(at, CommandId(f"back-{at!r}"), commands.Rollback(0)) for at in self.rollbacks]
+        new: list[_Request] = [(at, CommandId(f"new-{at!r}"), commands.Upgrade("next", "")) for at in self.upgrades]
+        requests = sorted([*saves, *backs, *new], key=lambda request: request[0])
+        return [(at, e.CommandRequested(at, command, _OPERATOR, request)) for at, command, request in requests]
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +205,7 @@ class _Draw:
         if self.on(STANDBYS):
             policy, plan = _with_standbys(policy, plan, self.standbys, self.calm_at - SILENCE_MAX_S, SILENCE_MAX_S)
         upgrades = self.seed >= UPGRADES_FROM_SEED
-        requests = draw_checkpoint_requests(self.saving, self.calm_at, upgrades=upgrades) if self.on(SAVING) else None
+        requests = _draw_checkpoint_requests(self.saving, self.calm_at, upgrades=upgrades) if self.on(SAVING) else None
         return Configuration(self.seed, self.features, policy, plan, self._event_faults(), patience, requests)
 
     def on(self, feature: str) -> bool:
@@ -387,3 +412,17 @@ def _with_standbys(
     )
     faults = tuple(sorted((*plan.faults, *more), key=lambda fault: (fault.at, fault.island, fault.kind)))
     return replace(policy, standbys=standbys), replace(plan, faults=faults)
+
+
+def _draw_checkpoint_requests(random: Random, until: Instant, *, upgrades: bool) -> CheckpointRequests:
+    """Draw requests before ``until``, with upgrades if wanted. Automatic checkpoints continue after it."""
+    policy = CheckpointPolicy(
+        every_merges=random.choice((0, 2, 2, 7)),
+        every_s=random.choice((0.0, random.uniform(0.5, 3.0))),
+        keep=random.randint(1, 3),
+        timeout_s=random.uniform(0.3, 3.0),
+    )
+    saves = sorted(random.uniform(0.0, until) for _ in range(random.randint(0, 4)))
+    backs = sorted(random.uniform(until / 4, until) for _ in range(random.randint(0, 4)))
+    new = sorted(random.uniform(0.0, until) for _ in range(random.randint(0, 2))) if upgrades else []
+    return CheckpointRequests(policy, tuple(saves), tuple(backs), tuple(new))
