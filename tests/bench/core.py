@@ -85,12 +85,12 @@ def capacity(asked: Options) -> list[Goal]:
 
 
 def _policy(islands: int, fragments: int) -> JobPolicy:
-    steps = 2 * INTERVAL_STEPS
+    steps = INTERVAL_STEPS + INTERVAL_STEPS // 4
     return sample_policy(islands, fragment_count=fragments, interval=INTERVAL_STEPS, steps=steps, quorum=1)
 
 
 def _recorded(islands: int, fragments: int) -> tuple[Sequence[e.Event], int]:
-    """Return the events of a job of two rounds, and how many of them are merges."""
+    """Return the events of a job of one round, and how many of them are merges."""
     plan = WorldPlan((1.0,) * islands, adoption="rebase", report_every_s=1.0)
     world = World(_policy(islands, fragments), plan, seed=0, checked=False).run()
     events = [record.event for record in world.sink.records]

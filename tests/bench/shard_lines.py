@@ -1,6 +1,6 @@
 """The bytes per second that several shards merge on lines of their own, against one shard. Needs root.
 
-Each shard is a process in a region of ``tests/wan`` with a line of 2.5 Mbit/s, a journal and an end of the channel. The
+Each shard is a process in a region of ``tests/wan`` with a line of 5 Mbit/s, a journal and an end of the channel. The
 processes of two islands are in a region without a limit. For each fragment, a thread has the shard pull one offer of each
 island, merge and journal them, and has each island pull the publication. The work is the same for one shard and for four:
 16 fragments. Contents are int8 both ways.
@@ -38,7 +38,7 @@ from tests.bench.options import Options
 from tests.wan.line import Line
 from tests.wan.regions import Regions
 
-BITS_PER_SECOND = 2.5e6
+BITS_PER_SECOND = 5e6
 FRAGMENTS, SHARDS, ISLANDS, ROUNDS = 16, 4, ("a", "b"), 3
 SIZE, SMALL_SIZE = 200_000, 20_000
 """Parameters of a fragment."""
