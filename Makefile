@@ -94,6 +94,7 @@ soak: $(STAMP)  ## run for hours: other Pythons, deaths at every point of a roun
 	@$(BIN)/python -m tests.swarm --first 1000 --count 10000 --deaths 4
 	@$(BIN)/python -m tests.swarm --first 1000 --count 10000 --deaths 4 --mirrored
 	@$(BIN)/python -m tests.swarm --lost-machines --first 1000 --count 10000
+	@$(BIN)/python -m tests.swarm --lost-shards --first 1000 --count 10000
 	@$(BIN)/python -m tests.ray.test_lost_synchroniser 20
 
 wan-lab: $(STAMP)  ## as root: compare data-parallel to int4 across four regions on lines of 1 Mbit/s to 10 Gbit/s (15 minutes)

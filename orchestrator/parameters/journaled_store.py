@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Protocol
 
@@ -19,6 +19,7 @@ from orchestrator.errors import DataError
 from orchestrator.parameters.journal import Content, Facts, Journal, OuterGradient, set_back
 from orchestrator.parameters.outer_state import FragmentState, OuterState, OuterStep
 from orchestrator.parameters.pieces import rows_of
+from orchestrator.parameters.tensors import Tensors
 from orchestrator.parameters.wire_format import EncodedTensors
 
 MERGES_PER_STATE = 16
@@ -182,6 +183,22 @@ def append_set_back(journal: Journal, fragment: FragmentId, epoch: Epoch, outer_
     newest = Version(max(journal.versions(fragment)))
     before = journal.facts(fragment, newest)
     journal.append(set_back(before, Version(newest + 1), epoch), state_at(journal, fragment, newest, outer_step))
+
+
+def replace_fragment(journal: Journal, facts: Facts, state: FragmentState, retry: Retry) -> None:
+    """Have the journal continue with this version of a fragment, whatever it has of it. ``Journal.settle`` follows."""
+    fragment = FragmentId(facts.fragment)
+    retry("the journal cannot be written", lambda: journal.forget(fragment))
+    retry("the journal cannot be written", lambda: journal.append(facts, replace(state, version=facts.version)))
+
+
+def momentum_at_last(journal: Journal, fragment: FragmentId, outer_step: OuterStep) -> Tensors:
+    """Return the momentum of the newest version that can be read, which is earlier than those announced. Else nothing."""
+    try:
+        newest = Version(max(journal.versions(fragment), default=-1))
+        return state_at(journal, fragment, newest, outer_step).momentum
+    except (DataError, OSError):
+        return {}
 
 
 def _inputs(facts: Facts, content: tuple[EncodedTensors, ...] | OuterGradient) -> Inputs:

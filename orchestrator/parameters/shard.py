@@ -106,6 +106,24 @@ class InputsLost(DataError):
     """Contributions that a merge needs were lost with the process that held them."""
 
 
+def is_journalled(newest: Facts, order: MergeFragment, holds: Callable[[PayloadId], bool]) -> bool:
+    """Return whether a shard that may have died since has journalled this merge, so that it is answered from there.
+
+    ``newest`` are the facts of its newest version of the fragment. Raises InputsLost if the merge cannot be made any more.
+    """
+    if newest.version == order.version and newest.contributors == tuple(
+        (str(i.island), i.weight) for i in order.inputs
+    ):
+        return True
+    # a fragment that was set back is at the version of an order that was given before
+    lost = [item for item in order.inputs if not holds(item.payload)]
+    if lost or newest.version == order.version:
+        islands = ", ".join(item.island for item in lost or order.inputs)
+        detail = f"an earlier process of the shard ended with contributions that it held ({islands})"
+        raise InputsLost(detail=f"{detail}; islands offer the work again")
+    return False
+
+
 @dataclass(frozen=True, slots=True)
 class Held:
     """A contribution is held and may enter a merge. ``update_norm`` is ‖Θ_p − θ‖, Θ_p being the version it is based on."""

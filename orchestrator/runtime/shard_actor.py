@@ -22,7 +22,6 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -42,10 +41,16 @@ from orchestrator.parameters import wire_format
 from orchestrator.parameters.holding import Holding
 from orchestrator.parameters.journal import Content as Entry
 from orchestrator.parameters.journal import Facts, Journal, set_back
-from orchestrator.parameters.journaled_store import append_set_back, recovered, state_at
+from orchestrator.parameters.journaled_store import (
+    append_set_back,
+    momentum_at_last,
+    recovered,
+    replace_fragment,
+    state_at,
+)
 from orchestrator.parameters.outer_state import FragmentState, NotFinite, OuterStep, initial_state
 from orchestrator.parameters.pieces import Roles, Shape, from_rows
-from orchestrator.parameters.shard import Held, InputsLost, ParameterShard, StepNorms, Unusable
+from orchestrator.parameters.shard import Held, ParameterShard, StepNorms, Unusable, is_journalled
 from orchestrator.parameters.tensors import Tensors, digest
 from orchestrator.parameters.wire_format import InvalidPayload
 from orchestrator.runtime import cluster
@@ -225,15 +230,8 @@ class ShardActor:
         """Take the outer step and journal it. A merge that is in the journal is answered from there."""
         with self._order_for(order.fragment):
             newest = self._newest[order.fragment]
-            inputs = tuple((str(item.island), item.weight) for item in order.inputs)
-            if newest.facts.version == order.version and newest.facts.contributors == inputs:
+            if is_journalled(newest.facts, order, self._shard.holds):
                 return newest
-            # a fragment that was set back is at the version of an order that was given before
-            lost = [item for item in order.inputs if not self._shard.holds(item.payload)]
-            if lost or newest.facts.version == order.version:
-                islands = ", ".join(item.island for item in lost or order.inputs)
-                detail = f"an earlier process of shard {self._number} ended with contributions that it held ({islands})"
-                raise InputsLost(detail=f"{detail}; islands offer the work again")
             return self._plain(self._local.merge(order))
 
     def restore(self, fragment: FragmentId, version: Version, step: int, state: CarriedState) -> NewPublication:
@@ -309,7 +307,7 @@ class ShardActor:
             first = initial_state(arrays, self._outer_step, from_rows(facts.roles))
         except (TransferError, InvalidPayload, NotFinite) as error:
             return in_words(error)
-        own = self._own_momentum(fragment) or self._momenta.pop(fragment, {})
+        own = momentum_at_last(self._journal, fragment, self._outer_step) or self._momenta.pop(fragment, {})
         momentum = own if own.keys() == first.momentum.keys() else first.momentum
         self._taken[fragment] = (facts, replace(first, version=facts.version, momentum=momentum))
         return ""
@@ -334,20 +332,10 @@ class ShardActor:
             taken, self._taken = self._taken, {}
             for fragment, (facts, state) in taken.items():
                 entry = set_back(facts, lost[fragment], epoch) if fragment in lost else facts
-                self._retrier.until_done(JOURNAL_REFUSES, partial(self._journal.forget, fragment))
-                content = replace(state, version=entry.version)
-                self._retrier.until_done(JOURNAL_REFUSES, partial(self._journal.append, entry, content))
+                replace_fragment(self._journal, entry, state, self._retrier.until_done)
             self._retrier.until_done(JOURNAL_REFUSES, self._journal.settle)
             self._serve()
             return self.recover()
-
-    def _own_momentum(self, fragment: FragmentId) -> Tensors:
-        try:
-            versions = self._journal.versions(fragment)
-            newest = Version(max(versions, default=-1))
-            return state_at(self._journal, fragment, newest, self._outer_step).momentum
-        except (DataError, OSError):
-            return {}
 
     # ── contributions ─────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -44,6 +44,7 @@ from tests.bench import (
 
 PARTS: Mapping[str, Callable[[options.Options], list[goals.Goal]]] = {
     "core": core.main,
+    "capacity": core.capacity,
     "documents": documents.main,
     "fleet": fleet.main,
     "merge": merge.main,
@@ -54,6 +55,7 @@ PARTS: Mapping[str, Callable[[options.Options], list[goals.Goal]]] = {
     "channel": channel.main,
     "channel-line": channel_line.main,
     "journal": journal.main,
+    "mirror-cost": journal.mirror_cost,
     "shard": shard.main,
     "shard-lines": shard_lines.main,
     "tape": tape.main,
@@ -65,6 +67,7 @@ PARTS: Mapping[str, Callable[[options.Options], list[goals.Goal]]] = {
     "jobs": crowd.jobs,
     "overload": crowd.overload,
     "attrition": attrition.main,
+    "attrition-states": attrition.states,
     "attrition-real": attrition_real.main,
     "recovery": recovery.main,
     "donors": donors.main,

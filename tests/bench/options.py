@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 KINDS = ("cold", "standby")
 PARAMETERS = 100_000_000
@@ -28,6 +29,7 @@ class Options:
     parameters: int | None = None
     preset: str | None = None
     files: bool = False
+    pictures: Path | None = None
 
 
 def parse(arguments: Sequence[str], parts: Iterable[str], about: str | None) -> tuple[tuple[str, ...], Options]:
@@ -52,6 +54,7 @@ def parse(arguments: Sequence[str], parts: Iterable[str], about: str | None) -> 
     )
     parser.add_argument("--preset", help="training: of the model (micro unless said)")
     parser.add_argument("--files", action="store_true", help="way: name every file")
+    parser.add_argument("--pictures", type=Path, help="capacity, attrition-states: the folder for their curves")
     asked = parser.parse_args(arguments)
     if unknown := sorted(set(asked.part) - {*parts, *KINDS}):
         parser.error(
@@ -69,4 +72,5 @@ def parse(arguments: Sequence[str], parts: Iterable[str], about: str | None) -> 
         parameters=asked.parameters,
         preset=asked.preset,
         files=asked.files,
+        pictures=asked.pictures,
     )

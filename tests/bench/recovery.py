@@ -30,7 +30,7 @@ from tests.bench.service import end, service, wait
 from tests.bench.surface import pid_of
 
 KILLS, SMALL_KILLS = int(os.environ.get("ATOLL_BENCH_KILLS", "8")), 1
-GOALS_S = {"cold": 8.0, "standby": 2.0}
+GOALS_S = {"cold": 3.0, "standby": 1.0}
 
 
 def main(asked: Options) -> list[Goal]:

@@ -55,7 +55,7 @@ def main(asked: Options) -> list[Goal]:
     goal = at_least(f"shard-lines {SHARDS} shards against one", several / one, RATIO_GOAL)
     print(
         f"shard-lines {FRAGMENTS} fragments of {size / 1e6:g}M parameters, {len(ISLANDS)} islands, int8, lines of "
-        f"{BITS_PER_SECOND / 1e6:.0f} Mbit/s: one shard {one / 1e6:.2f} MB/s merged, {SHARDS} shards {several / 1e6:.2f} "
+        f"{BITS_PER_SECOND / 1e6:g} Mbit/s: one shard {one / 1e6:.2f} MB/s merged, {SHARDS} shards {several / 1e6:.2f} "
         f"MB/s, {several / one:.2f} times ({goal})"
     )
     return [goal]

@@ -104,7 +104,7 @@ def test_what_no_part_is_called_is_refused_before_anything_runs(capsys: pytest.C
     assert ended.value.code == 2
     said = capsys.readouterr()
     assert said.out == ""
-    assert "there is no corr; there are core, documents, fleet" in said.err
+    assert "there is no corr; there are core, capacity, documents, fleet" in said.err
 
 
 @pytest.mark.ray

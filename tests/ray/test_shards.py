@@ -6,6 +6,7 @@ import fcntl
 import itertools
 import os
 import queue
+import shutil
 import signal
 import threading
 import uuid
@@ -50,7 +51,9 @@ from orchestrator.parameters.tensors import Tensors, digest
 from orchestrator.runtime.control_port import RayControlPort
 from orchestrator.specification.config import parse_job
 from orchestrator.status import Shard as ShardStatus
+from orchestrator.system import object_store
 from orchestrator.system.roots import AllowedRoots
+from tests.ray.conftest import start_in
 from tests.ray.jobs import ENDLESS, Job, assert_sound, pids_of, synthetic
 from tests.waiting import PATIENCE_S
 
@@ -566,6 +569,40 @@ def test_a_job_of_two_shards_checkpoints_loses_a_shard_and_its_synchroniser_and_
     job.command(commands.Cancel())
     job.wait_for_end()
     assert load_file(job.run_dir / "merged.safetensors").keys() == whole.keys()
+    assert_sound(job)
+
+
+@pytest.mark.ray
+@pytest.mark.soak("half a minute with a death")
+def test_a_mirrored_job_loses_a_shard_with_its_disk_and_no_version_with_it(
+    port: RayControlPort, home: Path, tmp_path: Path
+) -> None:
+    """The islands are not asked: the store has all that was announced, and the merge that was not."""
+    mirrored = several(ENDLESS, wire="int8", shard_groups=["europe", "asia"], durability={"kind": "mirrored"})
+    store = str(tmp_path / "store")
+    (tmp_path / "store").mkdir()
+    object_store.admit(object_store.open_store(store), None)
+    job = start_in(tmp_path, RayControlPort(store=store), mirrored, None, {})
+    wait_for_all_fragments(job)
+    with dead_shard(job, home) as number:
+        disk = job.run_dir / "shards" / str(number)
+        lost = {int(one.name[9:13]) for one in (disk / "journal").iterdir()}
+        assert len(lost) == 2
+        for path in disk.iterdir():
+            if path.name == "lock":  # this test keeps it, so that the next process waits
+                continue
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    wait_for_all_fragments(job)
+    assert {int(one.name[9:13]) for one in (disk / "journal").iterdir()} == lost
+    merges: dict[int, list[int]] = {}
+    for record in job.records():
+        assert not isinstance(record.event, saving.FragmentRestored | saving.ShardMoved), record.event
+        if isinstance(record.event, events.MergeCompleted):
+            merges.setdefault(record.event.fragment, []).append(record.event.version)
+    for fragment, versions in merges.items():
+        assert versions == list(range(1, len(versions) + 1)), fragment
+    job.command(commands.Cancel())
+    job.wait_for_end()
     assert_sound(job)
 
 

@@ -13,8 +13,8 @@ here in the seed that is known to show it, and if that no longer does, in 40, wh
     …                        and five of recovery
 
 In others its machine is lost with its disk (``tests.swarm.lost_machines``), with bugs of the salvage and of two
-synchronisers alive. In the last ones its log is in a store that fails (``tests.swarm.mirrored_world``), with bugs of the
-mirror.
+synchronisers alive, or one of several shards is lost (``tests.swarm.lost_shards``). In the last ones its log is in a store
+that fails (``tests.swarm.mirrored_world``), with bugs of the mirror.
 """
 
 from __future__ import annotations
@@ -29,19 +29,20 @@ from typing import get_args
 import pytest
 
 from orchestrator.core import checkpoints, commands, fragment_life, job_life, salvage, saving
-from orchestrator.core.effects import Effect, ReleasePayload
+from orchestrator.core.effects import Effect, MergeFragment, ReleasePayload
 from orchestrator.core.messages import HeldVersion, IslandHoldings, NotSaved, Saved
 from orchestrator.core.state import JobState
-from orchestrator.core.vocabulary import Epoch, FragmentId, IslandId, RefusalReason, RoundPhase, Version
+from orchestrator.core.vocabulary import Epoch, FragmentId, IslandId, PayloadId, RefusalReason, RoundPhase, Version
 from orchestrator.parameters.journal import Content, Facts, Journal, OuterGradient
 from orchestrator.parameters.journaled_store import JournaledStore
 from orchestrator.parameters.outer_state import FragmentState, OuterState
+from orchestrator.parameters.shard import InputsLost
 from orchestrator.replica.outbox import NumberedReports
 from orchestrator.system import store_log
 from orchestrator.system.mirror import LogWriter
 from orchestrator.system.object_store import ObjectStore
 from orchestrator.tape.storage import TapeWriter
-from tests.swarm import lost_machines, trial
+from tests.swarm import lost_machines, lost_shards, trial
 from tests.swarm.checkers.violation import Violation
 from tests.swarm.configurations import SAVING, draw
 from tests.swarm.mortality import draw_mortality
@@ -502,3 +503,33 @@ def test_a_planted_bug_of_the_mirror_is_found(bug: Callable[[Patch], None], seed
     failure = next(filter(None, failures), None)
     assert failure is not None, f"not found within {FOUND_WITHIN} seeds"
     assert failure.command == f"python -m tests.swarm --seed {failure.seed} --deaths {DEATHS} --mirrored"
+
+
+# ── a shard is gone, with or without its disk ─────────────────────────────────────────────────────────────────────
+
+SHARDS_LOST = (2, 4)
+SHARD_FORGETS, SHARD_SKIPS_FSYNC = 4, 0
+"""Seeds that show the planted bugs."""
+
+
+def test_no_merge_is_lost_or_made_twice_however_often_a_shard_dies_loses_its_disk_or_moves() -> None:
+    worlds = [lost_shards.run(seed) for seed in SHARDS_LOST]
+    assert sum(world.moves for world in worlds) > 1
+    assert sum(shard.life for world in worlds for shard in world.merge_worker.shards) > 2
+
+
+def test_a_shard_that_forgets_what_it_journalled_before_its_death_is_found(monkeypatch: Patch) -> None:
+    def forgetful(_: Facts, order: MergeFragment, holds: Callable[[PayloadId], bool]) -> bool:
+        if not all(holds(item.payload) for item in order.inputs):
+            raise InputsLost(detail="an earlier process of the shard ended with contributions that it held")
+        return False
+
+    monkeypatch.setattr(lost_shards, "is_journalled", forgetful)
+    with pytest.raises(Violation, match="a merge that the journal has is answered from there"):
+        lost_shards.run(SHARD_FORGETS)
+
+
+def test_a_shard_that_announces_what_its_disk_may_lose_is_found(monkeypatch: Patch) -> None:
+    _skips_fsync(monkeypatch)
+    with pytest.raises(Violation, match="a shard goes on from its own disk"):
+        lost_shards.run(SHARD_SKIPS_FSYNC)

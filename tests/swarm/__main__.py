@@ -5,6 +5,7 @@ python -m tests.swarm --first N --count N    run many, with progress; Ctrl-C kee
                                --deaths N    … with N deaths of the synchroniser in each
                                --mirrored … whose job has its log in a store that fails, and whose machines are lost
                                --lost-machines … each of which takes the machine's disk along
+                               --lost-shards   … with several shards, which die, lose their disks and move
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import logging
 import sys
 from collections import Counter
 
-from tests.swarm import lost_machines
+from tests.swarm import lost_machines, lost_shards
 from tests.swarm.trial import SwarmFailure, run
 
 FAILURES_MAX = 10
@@ -77,6 +78,25 @@ def lose_machines(first: int, count: int) -> int:
     return failures
 
 
+def lose_shards(first: int, count: int) -> int:
+    """Run many seeds whose shards die, lose their disks and move, and return the number of failures."""
+    failures, deaths, moves, lost, ended = 0, 0, 0, 0, 0
+    for seed in range(first, first + count):
+        try:
+            world = lost_shards.run(seed)
+        except Exception as error:  # whatever it is, the seed brings it back
+            failures += 1
+            print(f"seed {seed}: {type(error).__name__}: {error}", file=sys.stderr)
+            continue
+        deaths, moves = deaths + sum(shard.life for shard in world.merge_worker.shards), moves + world.moves
+        lost, ended = lost + len(world.lost), ended + bool(world.ended)
+    print(
+        f"{count} seeds from {first} on: {failures} failures, {deaths} shards replaced, {moves} with another disk, {lost} "
+        f"versions lost with all copies, {ended} jobs that no island could go on with"
+    )
+    return failures
+
+
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.swarm", description=__doc__.split("\n")[0])
     parser.add_argument("--seed", type=int, help="run this one alone")
@@ -89,11 +109,16 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--lost-machines", action="store_true", help="each death takes machine and disk (tests.swarm.lost_machines)"
     )
+    parser.add_argument(
+        "--lost-shards", action="store_true", help="shards die, lose disks, move (tests.swarm.lost_shards)"
+    )
     options = parser.parse_args(arguments)
     # simulated disks refuse, and tear, all the time
     logging.getLogger("orchestrator").setLevel(logging.CRITICAL + 1)
     if options.lost_machines:
         return 1 if lose_machines(options.first, options.count) else 0
+    if options.lost_shards:
+        return 1 if lose_shards(options.first, options.count) else 0
     if options.seed is None:
         return 1 if soak(options.first, options.count, options.deaths, is_mirrored=options.mirrored) else 0
     try:

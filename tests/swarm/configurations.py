@@ -52,6 +52,8 @@ same worlds."""
 SPOILT_LINKS = (FaultKind.SLOW, FaultKind.CORRUPT, FaultKind.DELAY, FaultKind.DROP)
 HEALTH = (FaultKind.DIVERGE.value, FaultKind.EXPLODE.value, "failed merges")
 STANDBYS = "standbys"
+STANDBY_FAULTS = (FaultKind.CRASH, FaultKind.CRASH, FaultKind.KILL, FaultKind.FREEZE, FaultKind.CUT)
+"""Crashes are the reason for standbys, so they are the most likely."""
 SEVERAL_DONORS = "several donors"
 SAVING = "checkpoints"
 MEASURING_ISLANDS = "evaluations on islands"
@@ -201,9 +203,9 @@ class _Draw:
             policy = replace(policy, evaluation=EvaluationPolicy(24, time_ratio, on_islands=True))
             patience += (self.fragments + 1) * _longest(plan.evaluate_s)  # an island that measures trains later
         if self.on(STANDBYS):
-            policy, plan = with_standbys(policy, plan, self.standbys, self.calm_at - SILENCE_MAX_S, SILENCE_MAX_S)
+            policy, plan = _with_standbys(policy, plan, self.standbys, self.calm_at - SILENCE_MAX_S, SILENCE_MAX_S)
         upgrades = self.seed >= UPGRADES_FROM_SEED
-        requests = draw_checkpoint_requests(self.saving, self.calm_at, upgrades=upgrades) if self.on(SAVING) else None
+        requests = _draw_checkpoint_requests(self.saving, self.calm_at, upgrades=upgrades) if self.on(SAVING) else None
         return Configuration(self.seed, self.features, policy, plan, self._event_faults(), patience, requests)
 
     def on(self, feature: str) -> bool:
@@ -388,7 +390,7 @@ def _longest(latency: Latency) -> float:
     return latency[1]
 
 
-def draw_checkpoint_requests(random: Random, until: Instant, *, upgrades: bool) -> CheckpointRequests:
+def _draw_checkpoint_requests(random: Random, until: Instant, *, upgrades: bool) -> CheckpointRequests:
     """Draw requests before ``until``, with upgrades if wanted. Automatic checkpoints continue after it."""
     policy = CheckpointPolicy(
         every_merges=random.choice((0, 2, 2, 7)),
@@ -406,7 +408,7 @@ STANDBY_FAULTS = (FaultKind.CRASH, FaultKind.CRASH, FaultKind.KILL, FaultKind.FR
 """Crashes are the reason for standbys, so they are the most likely."""
 
 
-def with_standbys(
+def _with_standbys(
     policy: JobPolicy, plan: WorldPlan, random: Random, until: Instant, silence_max_s: Duration
 ) -> tuple[JobPolicy, WorldPlan]:
     """Add one or two standbys for some of the islands, and faults before ``until`` on the standbys and those islands."""

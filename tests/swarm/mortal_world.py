@@ -88,7 +88,7 @@ class MortalWorld(RoughWorld):
         self._power = Random(f"atoll swarm {seed} power")
         self._unheard: list[e.CommandRequested] = []
         self._placing_generations: dict[int, int] = {}
-        self.links, self.merge_worker = MortalLinks(self), MortalMergeWorker(self)
+        self.links, self.merge_worker = MortalLinks(self), self.make_merge_worker()
         outer_step = OuterStep.of(self._spec.synchroniser)
         first = first_outer_state(policy.fragment_count, outer_step)
         fragments = [first.state(FragmentId(p)) for p in range(policy.fragment_count)]
@@ -248,6 +248,7 @@ class MortalWorld(RoughWorld):
 
     def _take_up(self) -> None:
         self.sink, self.checkers, theta = Records(), self._checkers_of(), Theta(self.durability)
+        self.theta = theta
         self.goodput, self.statistics = Goodput(self.policy), Statistics(self.policy)
         folds = (self.sink, self.checkers, theta, self.goodput, self.statistics)
         try:
@@ -266,7 +267,7 @@ class MortalWorld(RoughWorld):
             )
             return
         self.held = {c.payload for r in files.core.state.rounds for c in r.offered.values()}
-        self.merge_worker = MortalMergeWorker(self)
+        self.merge_worker = self.make_merge_worker()
         if files.outer is not None:
             self.durability.recovered(files.outer)
             self.merge_worker.recover(files.outer, files.merges, files.journal)
@@ -286,6 +287,9 @@ class MortalWorld(RoughWorld):
         for command in unheard:
             self.tell(replace(command, at=self.now))
         self.while_alive(SYNC_EVERY_S, self._sync)
+
+    def make_merge_worker(self) -> MortalMergeWorker:
+        return MortalMergeWorker(self)
 
     def _opened(self, folds: tuple[Fold, ...], disk: Disk | None = None) -> JobFiles:
         return open_files(FOLDER, "job", self._spec, self.policy, 0.0, folds, disk or self.disk)

@@ -106,6 +106,8 @@ class Theta:
         self._older: list[tuple[FragmentState, ...]] = [() for _ in self._states]
         self._contributions: dict[PayloadId, Contribution] = {}
         self._cuts: dict[int, tuple[Version, ...]] = {}
+        self._oldest = [Version(0) for _ in self._states]
+        """The versions before these are in no shard any more, so that displacements from them count as from the newest."""
 
     def apply(self, event: e.Event, effects: tuple[f.Effect, ...]) -> None:
         if isinstance(event, e.ContributionArrived):
@@ -113,7 +115,7 @@ class Theta:
         elif isinstance(event, e.MergeCompleted) and effects:
             before, order = self._states[event.fragment], self._orders[event.fragment]
             require(event.base_digest == before.digest, "digests chain", (event, before.digest))
-            older = self._older[event.fragment]
+            older = tuple(s for s in self._older[event.fragment] if s.version >= self._oldest[event.fragment])
             after = self._states[event.fragment] = self._durability.after(before, older, order, self._contributions)
             same = (event.version, event.digest) == (after.version, after.digest)
             require(same, "Θ is that of an uninterrupted run fed the same contributions", (event, after.digest))
@@ -142,13 +144,30 @@ class Theta:
         self._history[event.fragment].append(after)
         self._older[event.fragment] = ()
 
+    def forget_older(self, fragment: FragmentId, version: Version) -> None:
+        """A shard goes on with this version and has none before it."""
+        self._oldest[fragment] = version
+
+    def continue_with(self, fragment: FragmentId, state: FragmentState) -> None:
+        """A shard goes on with these bytes of a version, and perhaps another momentum."""
+        then = self._history[fragment][state.version]
+        require(then.digest == state.digest, "a lost shard goes on with bytes that were published", (fragment, state))
+        self._history[fragment][state.version] = state
+        if self._states[fragment].version == state.version:
+            self._states[fragment] = state
+        self.forget_older(fragment, state.version)
+
     def compare(self, outer: OuterState) -> None:
         """Θ, μ and what updates lost, as the synchroniser has them."""
-        for p, expected in enumerate(self._states):
-            here = outer.state(FragmentId(p))
-            pairs = zip(here.arrays(), expected.arrays(), strict=True)
-            same = here.version == expected.version and all(_same(mine, its) for mine, its in pairs)
-            require(same, "Θ, μ and residues are those of an uninterrupted run, bit for bit", (p, here, expected))
+        for p in range(len(self._states)):
+            self.compare_fragment(FragmentId(p), outer.state(FragmentId(p)))
+
+    def compare_fragment(self, fragment: FragmentId, here: FragmentState) -> None:
+        """One fragment, as a shard has it."""
+        expected = self._states[fragment]
+        pairs = zip(here.arrays(), expected.arrays(), strict=True)
+        same = here.version == expected.version and all(_same(mine, its) for mine, its in pairs)
+        require(same, "Θ, μ and residues are those of an uninterrupted run, bit for bit", (fragment, here, expected))
 
 
 def _same(these: Arrays, those: Arrays) -> bool:
