@@ -119,6 +119,7 @@ class Rounds:
             own = self.offer_record(event.island, event.incarnation, current.fragment)
             fresh = not tokens or former.merged_up_to <= left.tokens_total - tokens
             require(fresh, "no work that an island keeps of an earlier incarnation is merged", (event, former))
+            former.continued_from = left.tokens_total - tokens if tokens else None
             if not own.admitted_offer:
                 own.merged_up_to = -tokens
 
@@ -243,6 +244,7 @@ class Rounds:
         for c in inputs:
             record = self._record_of(c)
             fresh = c.tokens_total - c.token_count >= record.merged_up_to
+            fresh &= record.continued_from is None or c.tokens_total <= record.continued_from
             require(fresh, "no token is merged twice", (effect, c, record))
             record.merged_before, record.merged_up_to = record.merged_up_to, c.tokens_total
         current.inputs, current.open = inputs, {}
