@@ -146,6 +146,13 @@ sys.stdin.read()
 """
 
 
+def test_a_node_is_labelled_with_the_states_that_are_on_its_machine(tmp_path: Path) -> None:
+    for name in ("job.one.3", "job.two.1", ".draft"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "17.listens").touch()
+    assert signals.left_labels(tmp_path) == {signals.left_label(f"job.{name}"): "1" for name in ("one", "two")}
+
+
 def test_processes_that_listen_are_waited_for_until_they_have_left_their_states_or_ended(tmp_path: Path) -> None:
     program = f"import pathlib, sys; from orchestrator.system import signals\n{LISTENS}"
     with ExitStack() as stack:

@@ -34,7 +34,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
+from types import FrameType, MappingProxyType
 
 import psutil
 
@@ -55,7 +55,7 @@ from orchestrator.system import notices, program_cache, python_process, release,
 from orchestrator.system.object_store import open_store
 from orchestrator.system.ports import Reach, reach, refuse_uncallable
 from orchestrator.system.python_process import built
-from orchestrator.system.signals import LEFT_STATES_VARIABLE
+from orchestrator.system.signals import LEFT_STATES_VARIABLE, left_labels
 from orchestrator.system.socket_room import JOIN_PREFIX, LEFT_PREFIX
 from orchestrator.system.succession import WATCH_S, Head, newest_head
 
@@ -169,7 +169,7 @@ class Joined:
             folder = stack.enter_context(temporary)
             output = stack.enter_context(Path(folder, RAY_LOG).open("wb"))  # it advises to use commands of Ray's
             process = subprocess.Popen(
-                ray_start(self._options, Path(folder)),
+                ray_start(self._options, Path(folder), left_labels(Path(self._left.name))),
                 env={**environment(self._options), FOLDER_MARKER: folder, LEFT_STATES_VARIABLE: self._left.name},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -535,9 +535,9 @@ def refuse_wrong_head(options: argparse.Namespace, wait_s: float, is_told: Calla
         log.warning("The head has atoll %s, and this machine %s.", head.release, release.own().release)
 
 
-def ray_start(options: argparse.Namespace, folder: Path) -> list[str]:
+def ray_start(options: argparse.Namespace, folder: Path, more: Mapping[str, str] = MappingProxyType({})) -> list[str]:
     """The command that begins the node, and stays with it. Its own folder: several may join on one machine."""
-    labels = {GROUP_LABEL: options.group, REGION_LABEL: options.region, **json.loads(options.labels)}
+    labels = {GROUP_LABEL: options.group, REGION_LABEL: options.region, **json.loads(options.labels), **more}
     command = [
         *python_process.module(MODULE, "start", "--block", "--disable-usage-stats"),
         *("--address", options.address, "--temp-dir", str(folder), "--include-log-monitor", "false"),

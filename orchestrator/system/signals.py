@@ -22,6 +22,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from hashlib import blake2b
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -173,6 +174,17 @@ def ask_to_leave(folder: Path, timeout_s: float) -> list[int]:
     for mark in folder.glob(f"*{_LISTENS}"):
         mark.unlink(missing_ok=True)
     return pending
+
+
+def left_label(owner: str) -> str:
+    """Return the label of a node whose machine has a state that ``JOB.ISLAND`` left. Labels are short, names need not be."""
+    return f"atoll-left-{blake2b(owner.encode(), digest_size=8).hexdigest()}"
+
+
+def left_labels(folder: Path) -> dict[str, str]:
+    """Return the labels of the states in this folder, each of which is called ``JOB.ISLAND.INCARNATION``."""
+    owners = (path.name.rpartition(".")[0] for path in folder.glob("*.*") if path.is_dir())
+    return {left_label(owner): "1" for owner in owners if owner}
 
 
 def _listening(folder: Path) -> list[int]:
