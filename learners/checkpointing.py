@@ -319,7 +319,7 @@ class LeftStates:
                 return
             cut = loop.request_cut(LEFT).result(BOUNDARY_MAX_S)
             self.write(cut, holdings, epoch)
-        except (OSError, AtollError, TimeoutError) as error:
+        except Exception as error:  # a full disk, for example; the process ends in any case
             log.warning("this island's state is not left on its machine: %s", in_words(error))
             return
         log.info("left the state of step %d on this machine, with unmerged work", cut.position.step)

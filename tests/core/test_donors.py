@@ -121,13 +121,16 @@ def comes_back(story: Story, left: LeftState | None = LEFT) -> tuple[Effect, ...
 
 def test_an_island_continues_from_what_it_left_and_its_work_counts_once() -> None:
     story = merged_once()
+    story.wait(4.0)
     begun = the(BeginCatchUp, comes_back(story))
     assert (begun.donor, begun.cursor) == (("b", 1), 5), "it draws on where the file's state stands"
+    assert story.goodput.summary()["badput_seconds"]["lost with the island"] > 3.0
     caught_up = CaughtUp("b", (1, 0), 5, 0.1, left=LEFT)
     assert all_of(StartTraining, story.reports("b", 2, caught_up))
     story.reports("b", 2, caught_up)  # repeated
     assert story.island("b").reason == "state taken from the file of incarnation 1, with its unmerged work"
     assert story.core.state.tokens_trained == 100 + 500
+    assert "lost with the island" not in story.goodput.summary()["badput_seconds"], "it stepped all that time"
     tokens = story.goodput.summary()["tokens"]
     assert tokens == {"trained": 600, "merged": 100, "discarded": 0, "in_flight": 500}
     own = replace(story.contribution("b", 1, tokens=500, steps=5), tokens_total=0)
