@@ -27,6 +27,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import psutil
+
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PR_SET_PDEATHSIG = 1
 SIGNALLED = 128
@@ -191,7 +193,7 @@ def _listening(folder: Path) -> list[int]:
     """Return the processes that listen and live."""
     listed, alive = [int(mark.name.removesuffix(_LISTENS)) for mark in folder.glob(f"*{_LISTENS}")], []
     for pid in listed:
-        with suppress(ProcessLookupError):
-            os.kill(pid, 0)
-            alive.append(pid)
+        with suppress(psutil.NoSuchProcess):
+            if psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+                alive.append(pid)
     return alive
