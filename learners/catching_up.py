@@ -106,6 +106,8 @@ class CatchingUp:
 
     def _has(self, report: CaughtUp) -> None:
         source = ", ".join(sorted(set(report.sources))) or report.donor or "the synchroniser"
+        if report.left is not None:
+            source = f"what its incarnation {report.left.incarnation} left"
         log.info("caught up from %s, at step %d", source, report.step)
         self.caught_up = report
         if self._fetching is not None:

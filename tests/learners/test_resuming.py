@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import shutil
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,6 +26,7 @@ from orchestrator.checkpoints.manifest import Part, seal, unseal
 from orchestrator.core.messages import Adopted, LeftState, Offer
 from orchestrator.core.vocabulary import AllOffers, Epoch, FragmentId, Incarnation, IslandId, Version
 from orchestrator.errors import DataError, InfrastructureError, InternalError
+from orchestrator.system import signals
 from tests.checkpoints.making import make
 from tests.waiting import PATIENCE_S
 
@@ -377,3 +381,85 @@ def test_an_island_on_a_full_disk_leaves_nothing_and_trains_on(
     assert "File too large" in caplog.text
     assert list(here.folder.iterdir()) == []
     here.island.steps(2)
+
+
+PROCESS = """
+import os, sys
+from pathlib import Path
+import numpy as np
+import ray
+from learners.factories import trainer_of
+from learners.island import Island
+from learners.island_spec import IslandSpec
+from orchestrator.channel.endpoint import Membership, Terms
+from orchestrator.core.messages import CatchUpFailure, CaughtUp, Offer, Ready
+from orchestrator.core.vocabulary import NO_ANCHOR
+from orchestrator.parameters import fragment_map
+from orchestrator.parameters.wire_format import encode
+from orchestrator.specification.config import parse_job
+from orchestrator.system import logbook
+from orchestrator.system.roots import AllowedRoots
+
+told = os.fdopen(os.dup(1), "w", buffering=1)
+folder, incarnation = Path(sys.argv[1]), int(sys.argv[2])
+ray.util.get_node_ip_address = lambda: "127.0.0.1"
+spec = parse_job(
+    {
+        "trainer": "learners.synthetic:create",
+        "synthetic": {"parameters": 1000, "step_s": 0.02},
+        "synchroniser": {"fragments": 2, "interval_steps": 8, "overlap_steps": 4, "grace_cap_steps": 2},
+        "islands": [{"name": "it", "node_group": "g", "cpus": 1}],
+        "budget": {"steps": 100000},
+    }
+)
+((_, section),) = spec.island_sections(slots=True).items()
+document = spec.island_document(section) | {"legs": (), "roots": AllowedRoots()}
+trainer = trainer_of(IslandSpec.of(document), 0, 1)
+fragments = fragment_map.build(trainer.tensor_shapes(), 2, trainer.roles())
+outer = [np.frombuffer(bytes(encode(trainer.snapshot(names).arrays())), np.uint8) for names in fragments]
+island = Island("it", {}, logbook.island_logbook(folder / "job", "it", incarnation), 1e9)
+island.join_channel(incarnation, Membership("job", f"it:{incarnation}", incarnation, Terms()))
+island.prepare(document, 0, 1, True)
+read = 0
+
+def report(kind):
+    global read
+    while True:
+        for read, each in island.reports(incarnation, read, read, 30.0):
+            assert not isinstance(each, CatchUpFailure), each
+            if isinstance(each, kind):
+                return each
+
+left = report(Ready).left
+load = island.load if left is None else island.load_left
+load(incarnation, (0, 0), 0, 0 if left is None else left.steps_total, *outer)
+continued = report(CaughtUp).left
+island.start(incarnation, NO_ANCHOR)
+offer = report(Offer)
+print(left is not None, left == continued, offer.token_count - offer.tokens_total, file=told)
+sys.stdin.read()
+"""
+
+
+def test_a_process_that_is_asked_to_leave_is_continued_by_the_next_one(tmp_path: Path) -> None:
+    """The synchroniser's calls reach the actor's class in processes of their own, with nothing between."""
+    folder = tmp_path / "left"
+    folder.mkdir()
+    told = []
+    for incarnation in (1, 2):
+        with subprocess.Popen(
+            [sys.executable, "-c", PROCESS, str(tmp_path), str(incarnation)],
+            env={**os.environ, signals.LEFT_STATES_VARIABLE: str(folder)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as process:
+            assert process.stdout is not None
+            told.append(process.stdout.readline().split())
+            assert signals.ask_to_leave(folder, PATIENCE_S) == []
+            process.kill()
+        assert [path.name for path in folder.iterdir()] == [f"job.it.{incarnation}"]
+        assert signals.left_labels(folder) == {signals.left_label("job.it"): "1"}
+    assert told[0] == ["False", "True", "0"]
+    assert told[1][:2] == ["True", "True"]
+    assert int(told[1][2]) > 0, "its first offer has work of the incarnation before"
