@@ -11,10 +11,11 @@ import logging
 import threading
 from collections.abc import Callable, Mapping
 from time import monotonic
+from typing import NamedTuple
 
 from learners.outbox import Outbox
 from learners.state_transfer import Donor, FetchedState, StateFetch
-from orchestrator.core.messages import CatchUpFailure, CaughtUp
+from orchestrator.core.messages import CatchUpFailure, CaughtUp, LeftState
 from orchestrator.core.vocabulary import IslandId, Version
 from orchestrator.errors import in_words
 
@@ -22,6 +23,14 @@ log = logging.getLogger(__name__)
 
 RequestNumber = tuple[int, int]
 """The epoch of the requester and its count of requests. A later call may arrive before an earlier one."""
+
+
+class Loaded(NamedTuple):
+    """The versions and the step of a state, and what of it an earlier incarnation left."""
+
+    versions: tuple[Version, ...]
+    step: int
+    left: LeftState | None = None
 
 
 class CatchingUp:
@@ -34,21 +43,21 @@ class CatchingUp:
         self._latest: RequestNumber = (0, 0)
         self.caught_up: CaughtUp | None = None
 
-    def take(self, donor: IslandId | None, load: Callable[[], tuple[tuple[Version, ...], int]]) -> None:
+    def take(self, donor: IslandId | None, load: Callable[[], tuple[tuple[Version, ...], int] | Loaded]) -> None:
         """Load the state of ``donor``.
 
-        ``load`` does it and returns versions and step. ``CaughtUp`` or ``CatchUpFailure`` follows.
+        ``load`` does it. ``CaughtUp`` or ``CatchUpFailure`` follows.
         """
         with self._lock:
             began = monotonic()
             if self.caught_up is None:
                 try:
-                    versions, step = load()
+                    versions, step, left = Loaded(*load())
                 except Exception as error:
                     log.exception("the state of %s could not be loaded", donor or "the synchroniser")
                     self._outbox.put(CatchUpFailure(donor, in_words(error)))
                     return
-                self._has(CaughtUp(donor, versions, step, monotonic() - began))
+                self._has(CaughtUp(donor, versions, step, monotonic() - began, left=left))
             else:
                 self._outbox.put(self.caught_up)
 
@@ -97,6 +106,8 @@ class CatchingUp:
 
     def _has(self, report: CaughtUp) -> None:
         source = ", ".join(sorted(set(report.sources))) or report.donor or "the synchroniser"
+        if report.left is not None:
+            source = f"what its incarnation {report.left.incarnation} left"
         log.info("caught up from %s, at step %d", source, report.step)
         self.caught_up = report
         if self._fetching is not None:

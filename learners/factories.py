@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from learners.contract import Trainer
+from learners.loop import LoopPlan
+from orchestrator.core.vocabulary import StepLimits
 from orchestrator.errors import AtollError, ConfigurationError, in_words
 from orchestrator.system import user_packages
 
@@ -101,3 +103,27 @@ def _remedy(module: str) -> str:
 
 def _kind(value: Any) -> str:
     return "None" if value is None else f"of type {type(value).__name__}"
+
+
+def loop_plan(spec: IslandSpec, fragments: tuple[tuple[str, ...], ...], rank: int | None) -> LoopPlan:
+    """Return what the specification says of an island's loop."""
+    sync, recovery = spec.job.synchroniser, spec.job.recovery
+    return LoopPlan(
+        fragments=fragments,
+        interval_steps=sync.interval_steps,
+        adoption=sync.adoption,
+        mix_alpha=sync.mix_alpha,
+        tokens_per_schedule_step=spec.job.tokens_per_schedule_step,
+        codec=sync.wire.up,
+        rank=rank,
+        step_limits=StepLimits(recovery.step_limit_s, recovery.step_limit_ratio, recovery.first_step_limit_s),
+    )
+
+
+def require_spread(trainer: Trainer, spec: IslandSpec, size: int) -> None:
+    """Raise ConfigurationError unless the trainer can be one of ``size`` processes of an island."""
+    if not hasattr(trainer, "held"):
+        raise ConfigurationError(
+            detail=f"islands.hosts is {size}, but the trainer {spec.job.trainer} does not report which part of a "
+            f"tensor each host holds. Implement learners.contract.SpreadTrainer, or set islands.hosts to 1."
+        )

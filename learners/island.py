@@ -27,9 +27,9 @@ import ray
 
 from learners import checkpointing, state_transfer
 from learners.carried_parts import CarriedParts
-from learners.catching_up import CatchingUp
+from learners.catching_up import CatchingUp, Loaded
 from learners.contract import Arrays, Trainer, broken_by
-from learners.factories import trainer_of
+from learners.factories import loop_plan, require_spread, trainer_of
 from learners.group import link
 from learners.group.follower import Follower
 from learners.group.leader import Leader
@@ -42,9 +42,8 @@ from learners.plain_arrays import flattened
 from learners.step_watch import Watchdog
 from orchestrator.actors import IslandFactory, MeetingPlace, PartWindow, Rank, SavedPlace
 from orchestrator.channel.endpoint import Carried, Membership
-from orchestrator.checkpoints.manifest import part_digest
-from orchestrator.core.messages import Announcement, IslandHoldings, IslandReport, NotSaved, Ready, Saved
-from orchestrator.core.vocabulary import Epoch, FragmentId, Incarnation, IslandId, ScheduleAnchor, StepLimits, Version
+from orchestrator.core.messages import Announcement, IslandHoldings, IslandReport, NotSaved, Ready
+from orchestrator.core.vocabulary import Epoch, FragmentId, Incarnation, IslandId, ScheduleAnchor, Version
 from orchestrator.errors import ConfigurationError, InfrastructureError, in_words
 from orchestrator.parameters import fragment_map
 from orchestrator.parameters.holding import Holding
@@ -83,6 +82,7 @@ class Island:
         self._catching_up = CatchingUp(self._outbox)
         self._ready: Ready | None = None
         self._computes, self._shard_index = False, 0
+        self._left = checkpointing.LeftStates.of_node(book, self._leave)
         self._watchdog = Watchdog(abandoned_after_s, self._give_up)
         self._throttle, self._held_s = state_transfer.Throttle(None), 0.0
         self._of_one_boundary = True
@@ -143,6 +143,19 @@ class Island:
             return tuple(versions), step
 
         self._catching_up.take(None, load)
+
+    def load_left(self, epoch: Epoch, versions: Sequence[Version], step: int, cursor: int, *payloads: Carried) -> None:
+        """Load the state that was found on this machine, and Θ. ``CaughtUp`` or ``CatchUpFailure`` follows."""
+        self._outbox.check_epoch(epoch)
+
+        def load() -> Loaded:
+            loop, held = self._built(), self._built().held
+            values = loop.outer_values(self._pulled(epoch, payloads))
+            saved, left = self._left.restored(epoch, tuple(versions), values, held.fragments, held.needs())
+            loop.load_saved(saved, cursor)
+            return Loaded(saved.versions, saved.part.step, left)
+
+        self._catching_up.take(self._island, load)
 
     def load_ranks(
         self, epoch: Epoch, versions: Sequence[Version], step: int, cursor: int, payloads: Sequence[Sequence[Carried]]
@@ -404,7 +417,7 @@ class Island:
         if self._computes:
             lower_priority_of_new(before)
         log.info("the model is built, on %d devices", device_count)
-        self._ready = Ready(device_count, time.monotonic() - began)
+        self._ready = Ready(device_count, time.monotonic() - began, self._left.find(self._island, self._incarnation))
         self._outbox.put(self._ready)
 
     def _follow(self, spec: IslandSpec, shard_index: int, shard_count: int, normal_priority: bool, rank: Rank) -> None:
@@ -444,33 +457,21 @@ class Island:
             device_count = counts[rank.number]
         trainer = trainer_of(spec, shard_index, shard_count)
         device_count = trainer.device_count if device_count is None else device_count
-        if rank is not None and not hasattr(trainer, "held"):
-            raise ConfigurationError(
-                detail=f"islands.hosts is {rank.size}, but the trainer {spec.job.trainer} does not report which part of a "
-                f"tensor each host holds. Implement learners.contract.SpreadTrainer, or set islands.hosts to 1."
-            )
+        if rank is not None:
+            require_spread(trainer, spec, rank.size)
         if not self._synthetic:  # it has no devices and stands for any number of them
             link.require_promised(spec, (device_count,))
         trainer.warm_up()
-        sync, recovery, transport = spec.job.synchroniser, spec.job.recovery, spec.job.transport
+        recovery, transport = spec.job.recovery, spec.job.transport
         self._of_one_boundary = recovery.donors_max == 1 and recovery.donor_bytes_per_s is None
         shapes = trainer.tensor_shapes()
-        fragments = fragment_map.build(shapes, sync.fragments, trainer.roles())
+        fragments = fragment_map.build(shapes, spec.job.synchroniser.fragments, trainer.roles())
         sizes = fragment_map.sizes(fragments, shapes)
         self._peers = Peers(self._handed_over, recovery.donor_bytes_per_s, sizes)
         largest = state_transfer.STATE_BYTES_PER_PARAMETER * max(sizes)
         held_s = state_transfer.held_s(largest, transport.stall_s, transport.bytes_per_s)
         self._held_s = state_transfer.BOUNDARY_S + held_s
-        plan = LoopPlan(
-            fragments=fragments,
-            interval_steps=sync.interval_steps,
-            adoption=sync.adoption,
-            mix_alpha=sync.mix_alpha,
-            tokens_per_schedule_step=spec.job.tokens_per_schedule_step,
-            codec=sync.wire.up,
-            rank=None if rank is None else rank.number,
-            step_limits=StepLimits(recovery.step_limit_s, recovery.step_limit_ratio, recovery.first_step_limit_s),
-        )
+        plan = loop_plan(spec, fragments, None if rank is None else rank.number)
         spread = rank is not None and not HeldPieces(trainer, fragments, rank.number).is_whole
         # a limit for the whole island, whose hosts give at once
         if (rate := recovery.donor_bytes_per_s) is not None:
@@ -545,7 +546,12 @@ class Island:
         log.critical("this process ends because another process of its island has ended: %s", reason)
         os._exit(1)
 
+    def _leave(self) -> None:
+        if self._loop is not None and self._leader is None:
+            self._left.leave(self._loop, self._island, self._incarnation, self._outbox.epoch)
+
     def _give_up(self) -> None:
+        self._leave()
         log.critical("no synchroniser has polled this island for too long; it ends itself")
         os._exit(1)  # other threads may be in the middle of a step or a call
 
@@ -569,22 +575,16 @@ class Island:
     def _save(self, epoch: Epoch, checkpoint: int, folder: str, cut_taken: Future[checkpointing.Cut]) -> None:
         if self._computes:
             lower_priority()
-        try:
-            cut, leader = cut_taken.result(), self._leader
-            others = partial(leader.written, (epoch, checkpoint, folder)) if leader is not None else tuple
-            with self._parts.target(self._roots, epoch, checkpoint, folder) as target:
-                part = checkpointing.write(cut, target, self._island, self._incarnation, others=others)
-        except Exception as error:  # a full disk, for example; training continues
-            log.exception("this island's part of checkpoint %d is not written", checkpoint)
-            self._outbox.put(NotSaved(checkpoint, in_words(error)))
-            return
-        log.info("saved for checkpoint %d, at step %d", checkpoint, cut.position.step)
-        self._outbox.put(Saved(checkpoint, part_digest(part), cut.position.tokens_total, cut.held_seconds))
+        leader, target = self._leader, self._parts.target(self._roots, epoch, checkpoint, folder)
+        others = partial(leader.written, (epoch, checkpoint, folder)) if leader is not None else tuple
+        life = (self._island, self._incarnation)
+        self._outbox.put(checkpointing.saved_or_not(cut_taken, target, checkpoint, life, others))
 
     def _start(self, anchor: ScheduleAnchor) -> None:
         """Start the loop from a thread of low priority if this island computes on the CPU: the loop's thread inherits it."""
         if self._computes:
             lower_priority()
+        self._left.forget("the island trains")
         self._built().start(anchor)
 
     def _receiving(self) -> IslandLoop | Follower:

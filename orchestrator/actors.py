@@ -203,6 +203,10 @@ class IslandInterface(Protocol):
         self, epoch: Epoch, versions: Sequence[Version], step: int, cursor: int, /, *payloads: Carried
     ) -> None: ...
 
+    def load_left(
+        self, epoch: Epoch, versions: Sequence[Version], step: int, cursor: int, /, *payloads: Carried
+    ) -> None: ...
+
     def load_ranks(
         self,
         epoch: Epoch,

@@ -116,6 +116,19 @@ def test_every_file_target_of_make_module_and_variable_that_is_named_exists() ->
     assert faults(PRESENT, missing) == []
 
 
+def test_every_loss_names_a_test_or_says_that_it_is_not_survived() -> None:
+    text = (DOCS / "guide" / "durability-and-recovery.md").read_text()
+    section = text.partition("\n## What is lost when what is lost\n")[2].partition("\n## ")[0]
+    rows = [line.strip("|").split("|") for line in section.splitlines() if line.startswith("| ")][1:]
+    assert len(rows) > 10
+    for lost, consequence, evidence in rows:
+        files = re.findall(r"`(tests/[\w/]+\.py)`", evidence)
+        assert consequence.strip(), lost
+        assert files or evidence.strip() == "none: it is not survived", lost
+        for file in files:
+            assert re.search(r"^def test_", (ROOT / file).read_text(), re.MULTILINE), f"{file} has no test"
+
+
 def test_python_in_a_document_is_python() -> None:
     def no_python(_: Path, text: str) -> Iterator[str]:
         for block in blocks(text):

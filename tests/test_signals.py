@@ -5,6 +5,8 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+from contextlib import ExitStack
+from pathlib import Path
 
 import psutil
 import pytest
@@ -130,3 +132,45 @@ def test_a_child_that_ends_with_its_parent_does_so_where_the_parent_is_killed() 
     assert code == -signal.SIGKILL
     child = int(said)
     wait_until(lambda: not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE)
+
+
+LISTENS = """
+folder = sys.argv[1]
+def leave():
+    print("asked", flush=True)
+    if "hangs" in sys.argv:
+        sys.stdin.read()
+signals.Listener(pathlib.Path(folder), leave)
+print("listens", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_node_is_labelled_with_the_states_that_are_on_its_machine(tmp_path: Path) -> None:
+    for name in ("job.one.3", "job.two.1", ".draft"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "17.listens").touch()
+    assert signals.left_labels(tmp_path) == {signals.left_label(f"job.{name}"): "1" for name in ("one", "two")}
+
+
+def test_processes_that_listen_are_waited_for_until_they_have_left_their_states_or_ended(tmp_path: Path) -> None:
+    program = f"import pathlib, sys; from orchestrator.system import signals\n{LISTENS}"
+    with ExitStack() as stack:
+        listening = []
+        for extra in ((), ("hangs",), ()):
+            command = [sys.executable, "-c", program, str(tmp_path), *extra]
+            process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            stack.enter_context(process)
+            stack.callback(process.kill)
+            assert process.stdout is not None
+            assert process.stdout.readline() == "listens\n"
+            listening.append(process)
+        leaves, hangs, dies = listening
+        dies.kill()
+        dies.wait()
+        assert signals.ask_to_leave(tmp_path, 1.0) == [hangs.pid]
+        assert leaves.stdout is not None
+        assert leaves.stdout.readline() == "asked\n"
+    assert list(tmp_path.iterdir()) == []
+    assert signals.ask_to_leave(tmp_path, PATIENCE_S) == []
+    assert signals.ask_to_leave(tmp_path / "gone", PATIENCE_S) == []

@@ -151,6 +151,8 @@ class Goodput:
                 self.ledger.adopted(event.island, event.incarnation, report)
         elif isinstance(report, CaughtUp) and self._speaks(event.island, event.incarnation):
             self.ledger.caught_up(event.island, report)
+            if report.left is not None:
+                self.times[event.island].continued(report.left)
 
     def _trained(self, island: IslandId, incarnation: Incarnation, tokens_total: int) -> None:
         counts = self._speaks(island, incarnation)

@@ -22,7 +22,7 @@ from orchestrator.core import commands
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
 from orchestrator.core.events import EvaluationCompleted
-from orchestrator.core.messages import Drained, Flushed, Progress
+from orchestrator.core.messages import Drained, Flushed, LeftState, Progress
 from orchestrator.core.saving import SurvivingIsland
 from orchestrator.core.vocabulary import (
     NO_INCARNATION,
@@ -221,6 +221,7 @@ HELD = "away, its node group is cordoned"
 NO_NODE = "away, its node group has no node free"
 SILENT = "no connection"
 DIED = "lost with the island"
+_LOST, _SILENT_TIME = ("discarded", DIED), ("down", SILENT)
 
 FREEZE_RATIO, FREEZE_MIN_S = 4.0, 1.0
 """A gap between steps this many times the median, and this long, was no step: the process was stopped."""
@@ -258,6 +259,8 @@ class IslandTime:
     reported_steps: int = 0
     heard_at: Instant = 0.0
     trained_until: Instant = 0.0
+    stepped_before: tuple[Incarnation, Duration] = (NO_INCARNATION, 0.0)
+    """The latest incarnation that is over, and how long it had stepped by its last report."""
 
     def change(self, at: Instant, after: str, incarnation: Incarnation) -> None:
         """The island is in ``after`` from now on."""
@@ -271,6 +274,7 @@ class IslandTime:
             self.heard_at = at
         if after in GONE and self.state not in GONE:
             self._settle(self.past, self.training, self.suspect, died=self.state not in (FLUSHED, _DRAINING))
+            self.stepped_before = (self.incarnation, self.reported_stepping)
             self.training = self.suspect = self.stepping = self.evaluating = self.reported_stepping = 0.0
             self.reported_steps = 0
         self.state, self.since, self.incarnation = after, at, incarnation
@@ -292,6 +296,20 @@ class IslandTime:
     def go_on(self, survivor: SurvivingIsland) -> None:
         """Count only what the island steps from now on: an earlier tape had the rest."""
         self.reported_stepping, self.reported_steps = survivor.stepping_seconds, survivor.steps_total
+
+    def continued(self, left: LeftState) -> None:
+        """Count as stepping what the earlier incarnation stepped unheard, not as lost with it or silent. At most once."""
+        incarnation, reported = self.stepped_before
+        if incarnation != left.incarnation:
+            return
+        self.stepped_before = (NO_INCARNATION, 0.0)
+        unheard = max(0.0, left.stepping_seconds - reported)
+        for key in (_LOST, _SILENT_TIME):
+            stepped = min(unheard, self.past.waits.get(key, 0.0))
+            self.past.stepping += stepped
+            unheard -= stepped
+            if stepped:
+                self.past.waits[key] -= stepped
 
     def measured(self, event: EvaluationCompleted) -> None:
         """The island measured Θ between two steps. One that steps no more waited anyhow; a repeated event counts once."""
@@ -331,8 +349,8 @@ class IslandTime:
         idle = max(0.0, training - stepping)
         unreported = min(idle, max(0.0, self.trained_until - self.heard_at)) if died else 0.0
         into.stepping += stepping
-        into.add(("discarded", DIED), unreported)
+        into.add(_LOST, unreported)
         evaluating = min(self.evaluating, idle - unreported)
         into.add(("stalled", EVALUATING), evaluating)
         into.add(("stalled", NOT_STEPPING), idle - unreported - evaluating)
-        into.add(("down", SILENT), suspect - max(0.0, stepping - training))
+        into.add(_SILENT_TIME, suspect - max(0.0, stepping - training))

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
-from orchestrator.core.messages import Adopted, CaughtUp
+from orchestrator.core.messages import Adopted, CaughtUp, LeftState
 from orchestrator.core.saving import (
     BeginCheckpoint,
     DropCheckpoint,
@@ -138,6 +138,7 @@ class Ledger:
     _merged_at: dict[int, dict[IslandId, list[int]]]
     _fragment_count: int
     _totals: dict[tuple[IslandId, Incarnation], int]
+    _taken_back: set[tuple[IslandId, Incarnation]]
     _merging: dict[tuple[FragmentId, Version], list[tuple[IslandId, PayloadId]]]
     _latest: dict[FragmentId, list[tuple[IslandId, int]]]
 
@@ -148,6 +149,7 @@ class Ledger:
         self._merged_at = {}
         self._fragment_count = fragment_count
         self._totals = {}
+        self._taken_back = set()
         self._merging = {}
         self._latest = {}
 
@@ -199,6 +201,17 @@ class Ledger:
                 account.discard(account.unclaimed, NOT_TAKEN_UP)
                 account.local -= account.unclaimed
             account.unclaimed = 0
+        if report.left is not None:
+            self._continued(island, report.left)
+
+    def _continued(self, island: IslandId, left: LeftState) -> None:
+        """Take back the work that the island keeps of an incarnation whose work was lost. Repeated, it changes nothing."""
+        if (island, left.incarnation) in self._taken_back:
+            return
+        self._taken_back.add((island, left.incarnation))
+        self.trained_up_to(island, left.incarnation, left.tokens_total, counts=False)
+        for account, tokens in zip(self.accounts[island], left.kept_tokens, strict=True):
+            account.local += account.reclaim(tokens)
 
     def adopted(self, island: IslandId, incarnation: Incarnation, report: Adopted) -> None:
         """The island's own work on the fragment is overwritten, but for what it kept.

@@ -55,7 +55,7 @@ from orchestrator.core.vocabulary import (
 )
 
 STALENESS_BOUNDS = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0)
-PEER, SYNCHRONISER = "peer", "synchroniser"
+PEER, SYNCHRONISER, LEFT = "peer", "synchroniser", "left state"
 
 
 class Traffic:
@@ -107,8 +107,9 @@ class Traffic:
 
     def _reported(self, report: CarriedReport) -> None:
         if isinstance(report, CaughtUp):
-            self._catch_ups[PEER if report.donor is not None else SYNCHRONISER] += 1
-            if report.donor is None:
+            source = PEER if report.donor is not None else SYNCHRONISER
+            self._catch_ups[source if report.left is None else LEFT] += 1
+            if report.donor is None or report.left is not None:
                 self._down = [count + 1 for count in self._down]
         elif isinstance(report, CatchUpFailure):
             self._catch_up_failures += 1

@@ -178,6 +178,13 @@ class FromCheckpoint:
 
 
 @dataclass(frozen=True, slots=True)
+class FromLeft:
+    """The state that ``incarnation`` of the island left in a file of the machine, and Θ for what it has moved past."""
+
+    incarnation: Incarnation
+
+
+@dataclass(frozen=True, slots=True)
 class FromPeers:
     """The donor's state. ``helpers`` give chunks of it, too; chunks of an earlier request stay."""
 
@@ -190,7 +197,7 @@ class FromSynchroniser:
     """Θ, and an inner optimizer that begins."""
 
 
-StateSource = FromStandby | FromCheckpoint | FromPeers | FromSynchroniser
+StateSource = FromStandby | FromCheckpoint | FromLeft | FromPeers | FromSynchroniser
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +205,8 @@ class BeginCatchUp:
     """Give the island a state: ``source`` says which, and ``state_from`` makes the effect of it.
 
     ``cursor`` is where its data goes on: the batches its earlier incarnations are known to have drawn. ``donor``, ``held``
-    and ``helpers`` are the tape's encoding of the source: an incarnation 0 of the island itself is its checkpoint.
+    and ``helpers`` are the tape's encoding of the source: an incarnation 0 of the island itself is its checkpoint, an
+    earlier one the state that this one left.
     """
 
     island: IslandId
@@ -215,7 +223,9 @@ class BeginCatchUp:
             return FromStandby()
         if self.donor is None:
             return FromSynchroniser()
-        return FromCheckpoint() if self.donor[1] == NO_INCARNATION else FromPeers(self.donor, self.helpers)
+        if self.donor[0] != self.island:
+            return FromPeers(self.donor, self.helpers)
+        return FromCheckpoint() if self.donor[1] == NO_INCARNATION else FromLeft(self.donor[1])
 
 
 def state_from(
@@ -226,6 +236,8 @@ def state_from(
             return BeginCatchUp(island, incarnation, None, cursor, reason, held=True)
         case FromCheckpoint():
             return BeginCatchUp(island, incarnation, (island, NO_INCARNATION), cursor, reason)
+        case FromLeft(left):
+            return BeginCatchUp(island, incarnation, (island, left), cursor, reason)
         case FromPeers(donor, helpers):
             return BeginCatchUp(island, incarnation, donor, cursor, reason, helpers=helpers)
         case FromSynchroniser():

@@ -223,6 +223,11 @@ def admit(before: FragmentRound, contribution: Contribution, due_step: int, now:
     )
 
 
+def withdraw(before: FragmentRound, island: IslandId) -> FragmentRound:
+    """Give up what is held of this island, which will offer the work again. A wait that has begun goes on."""
+    return replace(before, offered={name: c for name, c in before.offered.items() if name != island})
+
+
 def on_time(current: FragmentRound, due_step: int) -> Set[IslandId]:
     """The islands whose contribution was made at or after the due point."""
     return {island for island, c in current.offered.items() if c.step >= due_step}

@@ -80,6 +80,11 @@ def _broken_island(state: JobState, island: Island) -> Iterator[str]:
         yield "has totals of earlier incarnations but had none"
     if min(island.step, island.steps_before, island.tokens_before) < 0:
         yield "has a negative step or total"
+    counted = island.counted
+    if counted.incarnation and counted.incarnation >= island.incarnation:
+        yield f"counts incarnation {counted.incarnation} among the earlier ones"
+    if counted.steps > island.steps_before or counted.tokens > island.tokens_before:
+        yield f"has totals of earlier incarnations without those of {counted.incarnation}"
     if now not in _GIVEN_UP:
         if island.failures > policy.restarts_max:
             yield f"is {now} after {island.failures} failures in a row"
@@ -101,6 +106,8 @@ def _broken_incarnation(state: JobState, island: Island, current: CurrentIncarna
         yield f"is {now} but has a process"
     if now in _READY and not current.ready:
         yield f"is {now} before it is ready"
+    if current.left is not None and not current.ready:
+        yield "was left a state before it is ready"
     if current.overdue_s and not current.ready:
         yield "hangs in a step before it is ready"
     if (current.state_before_suspect is not None) != (now is IslandState.SUSPECT):

@@ -34,17 +34,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from orchestrator.core import island_record, salvage
+from orchestrator.core import fragment_round, island_record, salvage
 from orchestrator.core.effects import (
     DrainIsland,
     Effect,
     FlushIsland,
     FromCheckpoint,
+    FromLeft,
     FromPeers,
     FromStandby,
     FromSynchroniser,
     HoldIsland,
     KillIsland,
+    ReleasePayload,
     SetTimer,
     StandBy,
     StartTraining,
@@ -75,6 +77,8 @@ from orchestrator.core.vocabulary import (
     IslandTimerKind,
     JobPhase,
     JobTimer,
+    ReleaseReason,
+    RoundPhase,
     Version,
     replace,
 )
@@ -144,10 +148,10 @@ def placement_failed(state: JobState, island: Island, event: PlacementFailed) ->
     return _lose(state, island, event.reason, event.at, dead=False)
 
 
-def ready(state: JobState, island: Island) -> list[Effect]:
+def ready(state: JobState, island: Island, report: Ready) -> list[Effect]:
     if not _is_or_was(island, IslandState.STARTING):
         return []  # said twice: it has a state by now, or is being given one
-    state.islands[island.id] = island_record.ready(island)
+    state.islands[island.id] = island_record.ready(island, report)
     return catch_up(state, island.id) if state.seeded else []
 
 
@@ -162,7 +166,8 @@ def seeded(state: JobState, event: OuterStateSeeded) -> list[Effect]:
 
 
 def catch_up(state: JobState, island_id: IslandId) -> list[Effect]:
-    """Give the island a state: what its standby's process holds, its own from the checkpoint, or a healthy peer's.
+    """Give the island a state: what its standby's process holds, its own from the checkpoint, the one that its earlier
+    incarnation left on its machine, or a healthy peer's.
 
     If there is none of these, the island gets the synchroniser's parameters.
     """
@@ -175,6 +180,8 @@ def catch_up(state: JobState, island_id: IslandId) -> list[Effect]:
         reason = "taking its state from the checkpoint"
         state.islands[island_id] = island_record.catching_up(island, (island.id,), reason)
         return [state_from(FromCheckpoint(), island.id, island.incarnation, island.steps_before, reason)]
+    if (from_left := _continue_from_left(state, island)) is not None:
+        return from_left
     steps = {other: state.step_of(other) for other in state.islands.values()}
     donors = island_record.choose_donors(steps, island, state.policy.donors_max) if state.global_version else []
     donor_names = " and ".join(f"{donor.id} (step {steps[donor]})" for donor in donors) or "the synchroniser"
@@ -185,9 +192,33 @@ def catch_up(state: JobState, island_id: IslandId) -> list[Effect]:
     return [state_from(source, island.id, island.incarnation, island.steps_before, reason)]
 
 
+def _continue_from_left(state: JobState, island: Island) -> list[Effect] | None:
+    """Give the island the state that an earlier incarnation left, or return None if it is no use.
+
+    What rounds still hold of that incarnation is withdrawn first, because the island will offer this work itself. If a merge
+    under way has some of it, the state is not used: part of its work would be merged twice.
+    """
+    left = island_record.usable_left(island, [current.version for current in state.rounds])
+    if left is None or island.id in island.current.failed_donors or island.id in state.standbys:
+        return None
+    holding = [current for current in state.rounds if island.id in current.offered]
+    if any(current.phase is RoundPhase.MERGING for current in holding):
+        return None
+    effects: list[Effect] = []
+    for current in holding:
+        effects.append(ReleasePayload(current.offered[island.id].payload, ReleaseReason.SUPERSEDED))
+        state.rounds[current.fragment] = fragment_round.withdraw(current, island.id)
+    reason = f"continuing from the state that incarnation {left.incarnation} left on {island.current.node}"
+    state.islands[island.id] = island_record.catching_up(island, (island.id,), reason)
+    cursor = island_record.cursor_after(island, left)
+    return [*effects, state_from(FromLeft(left.incarnation), island.id, island.incarnation, cursor, reason)]
+
+
 def caught_up(state: JobState, island: Island, report: CaughtUp, now: Instant) -> list[Effect]:
     if not _is_or_was(island, IslandState.CATCHING_UP):
         return []
+    if report.left is not None:
+        island = state.islands[island.id] = island_record.continued(island, report.left)
     if state.phase is not JobPhase.RUNNING:
         state.islands[island.id] = replace(island, reason="the job is ending")
         return []

@@ -36,7 +36,7 @@ from zlib import crc32
 
 from orchestrator.core.effects import Effect, PlaceIsland, SetTimer, StopIsland
 from orchestrator.core.events import IslandPlaced
-from orchestrator.core.messages import CaughtUp, Overdue, Progress
+from orchestrator.core.messages import CaughtUp, LeftState, Overdue, Progress, Ready
 from orchestrator.core.saving import SurvivingIsland
 from orchestrator.core.vocabulary import (
     NO_INCARNATION,
@@ -94,6 +94,8 @@ class CurrentIncarnation:
     Invariant: only an island that is no standby took one over, and the standby is in a later incarnation by now."""
     ready: bool = False
     """Whether ``IslandReady`` arrived. Invariant: true while the island catches up, trains, stands by or drains."""
+    left: LeftState | None = None
+    """The state that an earlier incarnation left on this one's machine. Invariant: None before it is ready."""
     flushed: bool = False
     """Whether the island has given all its work and takes no more steps. Invariant: no round waits for a flushed island."""
     kill_reason: str = ""
@@ -131,6 +133,15 @@ class CurrentIncarnation:
     ready."""
 
 
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """The part of ``incarnation`` in the totals of earlier incarnations."""
+
+    incarnation: Incarnation = NO_INCARNATION
+    steps: int = 0
+    tokens: int = 0
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Island:
     """One island: what is wanted of it, where it is in its life, and what outlives its incarnations.
@@ -158,6 +169,8 @@ class Island:
     """Inner steps of its earlier incarnations, by their last reports. Invariant: 0 until the second placement."""
     tokens_before: int = 0
     """Tokens of its earlier incarnations, by their last reports. Invariant: 0 until the second placement."""
+    counted: Counted = field(default_factory=Counted)
+    """The latest incarnation that reported progress and is over. Invariant: no part of it exceeds the totals."""
     last_merge_at: Instant | None = None
     """When work of it was last merged; None if none ever was."""
     failures: int = 0
@@ -219,9 +232,49 @@ def waiting(before: Island, reason: str) -> Island:
     return _entered(before, IslandState.WAITING, reason, before.current)
 
 
-def ready(before: Island) -> Island:
-    """Record that the model is built."""
-    return replace(before, reason="waiting for the initial parameters", current=replace(before.current, ready=True))
+def ready(before: Island, report: Ready | None = None) -> Island:
+    """Record that the model is built, and the state that an earlier incarnation left."""
+    current = replace(before.current, ready=True, left=report.left if report else None)
+    return replace(before, reason="waiting for the initial parameters", current=current)
+
+
+def usable_left(before: Island, versions: Sequence[Version]) -> LeftState | None:
+    """Return the state that an earlier incarnation left if it holds work that Θ, at ``versions``, has not moved past.
+
+    It must be the latest incarnation that trained, as far as the tape knows: later ones have drawn the same data again.
+    """
+    left = before.current.left
+    if left is None or before.health_note or len(left.versions) != len(versions) != len(left.kept_tokens):
+        return None
+    latest = max(before.counted.incarnation, Incarnation(before.incarnations_lost + 1))
+    counted = before.counted if before.counted.incarnation == left.incarnation else Counted()
+    is_latest = latest <= left.incarnation < before.incarnation
+    is_later = left.steps_total >= counted.steps and left.tokens_total >= counted.tokens
+    works = any(kept_fragments(left, versions))
+    return left if is_latest and is_later and works else None
+
+
+def kept_fragments(left: LeftState, versions: Sequence[Version]) -> list[FragmentId]:
+    """Return the fragments with work in the left state that no version of Θ can contain."""
+    facts = zip(left.versions, left.kept_tokens, versions, strict=True)
+    return [FragmentId(p) for p, (based_on, tokens, present) in enumerate(facts) if tokens > 0 and based_on == present]
+
+
+def cursor_after(before: Island, left: LeftState) -> int:
+    """Return the batches that its earlier incarnations have drawn, if all that the left state has is counted."""
+    counted = before.counted.steps if before.counted.incarnation == left.incarnation else 0
+    return before.steps_before + left.steps_total - counted
+
+
+def continued(before: Island, left: LeftState) -> Island:
+    """Count all that the incarnation trained whose state the island continues from: also what it never reported."""
+    counted = before.counted if before.counted.incarnation == left.incarnation else Counted()
+    return replace(
+        before,
+        steps_before=before.steps_before + left.steps_total - counted.steps,
+        tokens_before=before.tokens_before + left.tokens_total - counted.tokens,
+        counted=Counted(left.incarnation, left.steps_total, left.tokens_total),
+    )
 
 
 def catching_up(before: Island, donors: tuple[IslandId, ...], reason: str) -> Island:
@@ -240,6 +293,8 @@ def caught_up(before: Island, report: CaughtUp) -> Island:
     process = before.current.process
     source = report.donor or (f"the standby {process[0]}" if process else "the synchroniser")
     source = "the checkpoint" if report.donor == before.id else " and ".join(sorted(set(report.sources))) or source
+    if report.left is not None:
+        source = f"the file of incarnation {report.left.incarnation}, with its unmerged work"
     current = replace(before.current, failed_donors=frozenset())
     after = _entered(before, IslandState.TRAINING, f"state taken from {source}", current)
     return replace(after, step=report.step, saved=False)
@@ -436,6 +491,7 @@ def place(before: Island, last_report: Progress | None, reason: str, process: Li
         step=last_report.step if last_report else before.step,
         steps_before=before.steps_before + steps,
         tokens_before=before.tokens_before + tokens,
+        counted=Counted(before.incarnation, steps, tokens) if last_report else before.counted,
         saved=before.saved and not before.incarnation,
         survivor=before.survivor if before.survivor and before.survivor.incarnation > latest else None,
     )

@@ -82,11 +82,29 @@ class Adopted:
 
 
 @dataclass(frozen=True, slots=True)
+class LeftState:
+    """A state that ``incarnation`` left in a file of its machine when its node ended.
+
+    Fragment p of it is based on ``versions[p]``, with ``kept_tokens[p]`` of own work that is in no version it knew of.
+    Totals are of that incarnation.
+    """
+
+    incarnation: Incarnation
+    versions: tuple[Version, ...]
+    step: int
+    steps_total: int
+    tokens_total: int
+    stepping_seconds: Duration
+    kept_tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class CaughtUp:
     """The island holds a state: parameters, inner optimizer, and the version vector it belongs to.
 
     ``donor`` is the peer it came from, ``None`` for the synchroniser. ``versions[p]`` is the version of fragment p. Where it
-    came in chunks, ``sources[p]`` gave fragment p, and ``donor`` is the one whose clock was furthest.
+    came in chunks, ``sources[p]`` gave fragment p, and ``donor`` is the one whose clock was furthest. ``left`` is the state
+    that an earlier incarnation left, if the island continues from that; its ``kept_tokens`` are those of work that it keeps.
     """
 
     donor: IslandId | None
@@ -94,6 +112,7 @@ class CaughtUp:
     step: int
     transfer_seconds: Duration
     sources: tuple[IslandId, ...] = ()
+    left: LeftState | None = field(default=None, metadata=UNWRITTEN_DEFAULT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,10 +125,11 @@ class CatchUpFailure:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """The island has built and compiled its model. It has no state worth keeping yet."""
+    """The island has built and compiled its model. ``left`` is a state that an earlier incarnation left on its machine."""
 
     device_count: int
     start_seconds: Duration
+    left: LeftState | None = field(default=None, metadata=UNWRITTEN_DEFAULT)
 
 
 @dataclass(frozen=True, slots=True)

@@ -157,7 +157,7 @@ class Synchroniser:
             case messages.Saved() | messages.NotSaved():
                 return checkpoints.island_answered(state, island, report, now)
             case messages.Ready():
-                return island_life.ready(state, island)
+                return island_life.ready(state, island, report)
             case messages.CaughtUp():
                 return island_life.caught_up(state, island, report, now)
             case messages.CatchUpFailure():

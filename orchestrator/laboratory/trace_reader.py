@@ -189,6 +189,9 @@ def _unreadable_states(contents: _TapeContents, histories: Iterable[LifeId]) -> 
     if taken := sorted(name for name, (_, catch_up) in begun if catch_up.held):
         message = f"has islands that continued in the process of a standby ({', '.join(taken)})."
         yield Problem("tape", message, "Use the tape of a job without standbys, or one that needed none.")
+    if left := sorted(name for name, (began, _) in begun if began.left is not None):
+        message = f"has islands that continued from a file of their machine ({', '.join(left)})."
+        yield Problem("tape", message, "Use the tape of a job whose head stayed on its machine.")
     if dealt := sorted(name for name, (began, _) in begun if began.sources):
         message = f"has islands that took their states in pieces ({', '.join(dealt)})."
         yield Problem("tape", message, "Use the tape of a job with recovery.donors_max 1 and no donor_bytes_per_s.")

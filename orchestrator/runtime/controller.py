@@ -252,7 +252,7 @@ class Controller:
         self, life: Life, section: IslandsSection, wanted: Mapping[str, float], gang: Gang
     ) -> tuple[ActorHandle[IslandInterface], ...]:
         """The processes of this life, by rank; none where Ray has no place for all of them."""
-        book, selector = logbook.island_logbook(self._run_dir, *life), self._nodes.selector()
+        book, selector = logbook.island_logbook(self._run_dir, *life), self._nodes.selector(self._job, life[0], wanted)
         if section.hosts == 1:
             return (spawn_island(self._job, life, section, wanted, selector, book),)
         return spawn_gang(self._job, life, section, wanted, gang, selector, book, CAPACITY_WAIT_S)

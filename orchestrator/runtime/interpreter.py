@@ -457,7 +457,7 @@ class CatchUps:
         match effect.source:
             case f.FromStandby():
                 call = island.call(IslandInterface.resume, self._epoch, effect.cursor)
-            case f.FromSynchroniser():
+            case f.FromSynchroniser() | f.FromLeft():
                 return lambda: self._give_outer(effect, connection)
             case f.FromCheckpoint():
                 place = SavedPlace(*self._checkpoints.resumed_from, synchroniser_name(self._job))
@@ -478,7 +478,9 @@ class CatchUps:
         )
         connection.line.sent("state", sum(payload.byte_count for own in payloads for payload in own))
         island, facts = connection.actor, (self._epoch, versions, step, effect.cursor)
-        if len(contents) == 1:
+        if isinstance(effect.source, f.FromLeft):  # an island of one process
+            call = island.call(IslandInterface.load_left, *facts, *contents[0])
+        elif len(contents) == 1:
             call = island.call(IslandInterface.load, *facts, *contents[0])
         else:
             call = island.call(IslandInterface.load_ranks, *facts, contents)

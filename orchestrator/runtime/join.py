@@ -34,7 +34,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
+from types import FrameType, MappingProxyType
 
 import psutil
 
@@ -55,7 +55,8 @@ from orchestrator.system import notices, program_cache, python_process, release,
 from orchestrator.system.object_store import open_store
 from orchestrator.system.ports import Reach, reach, refuse_uncallable
 from orchestrator.system.python_process import built
-from orchestrator.system.socket_room import JOIN_PREFIX
+from orchestrator.system.signals import LEFT_STATES_VARIABLE, left_labels
+from orchestrator.system.socket_room import JOIN_PREFIX, LEFT_PREFIX
 from orchestrator.system.succession import WATCH_S, Head, newest_head
 
 log = logging.getLogger(__name__)
@@ -65,6 +66,8 @@ ENDED_S = 4.0
 """How long a raylet has to sign off at the head. A queue kills what is left five seconds after the grace of join.sbatch."""
 GONE_S = 3.0
 """``ray start --block`` ends within a second of a raylet that died, and never after one that went by itself."""
+LEAVE_S = 120.0
+"""How long islands may take to write their states before the node ends. A state of 12 GB needs half a minute or so."""
 WAIT_S = 10.0
 """For the head, which may be beginning."""
 CONNECT_S = 2.0
@@ -137,6 +140,7 @@ class Joined:
         if self._options.own_address:
             refuse_foreign_address("--own-address", self._options.own_address)
         own, wait_s = self._options.own_address, self._options.wait
+        self._left = tempfile.TemporaryDirectory(prefix=LEFT_PREFIX, dir=room.folder, ignore_cleanup_errors=True)
         while True:
             heads = Heads(self._options)
             self._options.address = heads.wait_for_one(wait_s, lambda: self._signal is not None)
@@ -165,8 +169,8 @@ class Joined:
             folder = stack.enter_context(temporary)
             output = stack.enter_context(Path(folder, RAY_LOG).open("wb"))  # it advises to use commands of Ray's
             process = subprocess.Popen(
-                ray_start(self._options, Path(folder)),
-                env={**environment(self._options), FOLDER_MARKER: folder},
+                ray_start(self._options, Path(folder), left_labels(Path(self._left.name))),
+                env={**environment(self._options), FOLDER_MARKER: folder, LEFT_STATES_VARIABLE: self._left.name},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
@@ -177,6 +181,8 @@ class Joined:
             try:
                 return self._until_it_ends(process, Path(folder, RAY_LOG), heads)
             finally:
+                if heads.is_gone and signals.ask_to_leave(Path(self._left.name), LEAVE_S):
+                    log.warning("Not all islands left their states within %.0f s.", LEAVE_S)
                 node = None if heads.is_gone else started_by(process.pid)  # nothing can be asked of a head that is gone
                 end(process, Path(folder), node)
                 shutil.rmtree(folder, ignore_errors=True)
@@ -529,9 +535,9 @@ def refuse_wrong_head(options: argparse.Namespace, wait_s: float, is_told: Calla
         log.warning("The head has atoll %s, and this machine %s.", head.release, release.own().release)
 
 
-def ray_start(options: argparse.Namespace, folder: Path) -> list[str]:
+def ray_start(options: argparse.Namespace, folder: Path, more: Mapping[str, str] = MappingProxyType({})) -> list[str]:
     """The command that begins the node, and stays with it. Its own folder: several may join on one machine."""
-    labels = {GROUP_LABEL: options.group, REGION_LABEL: options.region, **json.loads(options.labels)}
+    labels = {GROUP_LABEL: options.group, REGION_LABEL: options.region, **json.loads(options.labels), **more}
     command = [
         *python_process.module(MODULE, "start", "--block", "--disable-usage-stats"),
         *("--address", options.address, "--temp-dir", str(folder), "--include-log-monitor", "false"),

@@ -15,16 +15,19 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from orchestrator.core.vocabulary import Life
 from orchestrator.errors import in_words
 from orchestrator.runtime import cluster
-from orchestrator.runtime.placement import Leaving, Node
+from orchestrator.runtime.placement import Leaving, Node, refusal
 from orchestrator.runtime.settings import NODE_ID_LABEL
 from orchestrator.system.ports import Reach
+from orchestrator.system.signals import left_label
 
 log = logging.getLogger(__name__)
 
+NOTHING: Mapping[str, float] = MappingProxyType({})
 WATCH_S = 1.0
 LOOK_S = 5.0
 """A look is over within seconds; one that is not says nothing of the nodes."""
@@ -80,8 +83,16 @@ class NodeWatch:
     def is_unreachable(self, node_id: str) -> bool:
         return node_id in self._unreachable
 
-    def selector(self) -> dict[str, str]:
-        """Labels by which Ray places nothing where nobody answers; it would, and wait."""
+    def selector(self, job: str = "", island: str = "", wanted: Mapping[str, float] = NOTHING) -> dict[str, str]:
+        """Labels by which Ray places nothing where nobody answers; it would, and wait.
+
+        If the island left a state on the machine of a node (``signals.left_label``), and that has ``wanted`` free, they name
+        this node.
+        """
+        label = left_label(f"{job}.{island}")
+        for node in self.placeable() if island else ():
+            if label in node.labels and refusal(node.group, wanted, [node]) is None:
+                return {NODE_ID_LABEL: node.id}
         excluded = self._excluded()
         return {NODE_ID_LABEL: f"!in({','.join(sorted(excluded))})"} if excluded else {}
 

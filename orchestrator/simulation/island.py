@@ -23,7 +23,7 @@ from typing import NamedTuple, Protocol, TypeVar
 
 from orchestrator.core.effects import Evaluate
 from orchestrator.core.events import Event
-from orchestrator.core.messages import IslandReport, Offer, Progress
+from orchestrator.core.messages import IslandReport, LeftState, Offer, Progress
 from orchestrator.core.vocabulary import (
     NO_ANCHOR,
     Duration,
@@ -146,6 +146,14 @@ class SimulatedIsland:
         replica = self.replica
         self._odometer.loss = 1.5 + 4.0 / (1.0 + replica.step / 60.0)
         return self._odometer.report(replica.step, replica.steps_total, replica.tokens_total)
+
+    def left(self) -> LeftState:
+        """Return what it leaves in a file of its machine as it ends."""
+        at = self.replica.position
+        stepping_s = self._odometer.stepping_seconds
+        return LeftState(
+            self.incarnation, at.versions, at.step, at.steps_total, at.tokens_total, stepping_s, at.token_counts
+        )
 
     def holds(self, offer: Offer) -> bool:
         """Return whether the bytes of this offer can still be pulled. A newer offer of the fragment replaces them."""

@@ -15,7 +15,7 @@ from orchestrator.core import effects as f
 from orchestrator.core import events as e
 from orchestrator.core.events import event_of
 from orchestrator.core.faults import Delay, Drop
-from orchestrator.core.messages import CatchUpFailure, CaughtUp, IslandReport, Offer, Ready, contribution_of
+from orchestrator.core.messages import CatchUpFailure, CaughtUp, IslandReport, LeftState, Offer, Ready, contribution_of
 from orchestrator.core.vocabulary import (
     Duration,
     FragmentId,
@@ -42,6 +42,9 @@ class LinksWorld(Clock, Odds, Listener, Processes, Protocol):
 
     def delivered(self, host: Host, effect: f.PublishFragment) -> None:
         """Note that a published version has arrived in the island's mailbox."""
+
+    def left_by(self, host: Host) -> LeftState | None:
+        """Return the state that an earlier incarnation of this island left on its machine, if it did."""
 
 
 class Links:
@@ -88,7 +91,7 @@ class Links:
         world = self._world
         life = world.life(host)
         seconds = world.draw(world.plan.start_s) if life.start_s is None else life.start_s
-        world.later(seconds, lambda: self._post(host, Ready(1, seconds)))
+        world.later(seconds, lambda: self._post(host, Ready(1, seconds, world.left_by(host))))
 
     def catch_up(self, effect: f.BeginCatchUp, outer: list[tuple[Version, int]]) -> None:
         """Transfer a state to an island. The state that it gets is the one at the end of the transfer."""
@@ -111,6 +114,8 @@ class Links:
                 case f.FromPeers(donor):
                     if (process := self._giving(host, donor, fails)) is not None:
                         self._load(host, CaughtUp(donor[0], process.replica.versions, process.replica.step, seconds))
+                case f.FromLeft(incarnation):
+                    self._continue(host, incarnation, outer, seconds)
                 case f.FromCheckpoint():
                     raise InternalError(
                         detail=f"{effect.island} is to resume from a checkpoint, which simulated jobs do not support."
@@ -156,6 +161,27 @@ class Links:
             return None
         host.process.exploded |= process.exploded
         return process
+
+    def _continue(
+        self, host: Host, incarnation: Incarnation, outer: list[tuple[Version, int]], seconds: Duration
+    ) -> None:
+        """Load the state that an earlier incarnation left, and Θ for the fragments that it has moved past."""
+        left = self._world.left_by(host)
+        if left is None or left.incarnation != incarnation:
+            self._post(host, CatchUpFailure(host.process.island, "the file is gone"))
+            return
+        if host.process.stepping or host.process.replica.flushing:
+            return
+        versions = tuple(version for version, _ in outer)
+        former = self._world.hosts[host.process.island, incarnation].process
+        position = former.replica.position
+        lost = host.process.replica.hold_saved(position, versions)
+        kept_tokens = tuple(0 if p in lost else tokens for p, tokens in enumerate(left.kept_tokens))
+        host.process.exploded |= former.exploded
+        report = CaughtUp(
+            host.process.island, versions, position.step, seconds, left=replace(left, kept_tokens=kept_tokens)
+        )
+        self._post(host, report)
 
     def _load(self, host: Host, report: CaughtUp) -> None:
         if host.process.stepping or host.process.replica.flushing:

@@ -159,6 +159,7 @@ class WorldPlan:
     duplicate: float = 0.0
     reorder: float = 0.0
     catch_up_failure: float = 0.0
+    states_left: float = 0.0
     placement_failure: float = 0.0
     publication_loss: float = 0.0
     merge_failure: float = 0.0

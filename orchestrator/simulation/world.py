@@ -26,7 +26,7 @@ from orchestrator.accounting.statistics import Statistics
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
 from orchestrator.core import invariants, saving
-from orchestrator.core.messages import Evaluated, Ready
+from orchestrator.core.messages import Evaluated, LeftState, Ready
 from orchestrator.core.synchroniser import Synchroniser
 from orchestrator.core.vocabulary import (
     Duration,
@@ -159,6 +159,19 @@ class World:
         """Return the plan's record of how this incarnation starts."""
         key = (host.process.island, host.process.incarnation)
         return self._lives.get(key) or IncarnationStart(*key)
+
+    def left_by(self, host: Host) -> LeftState | None:
+        """Return the state that the last incarnation to train left on the machine, if it is dead and did."""
+        island = host.process.island
+        former = [
+            self.hosts[island, Incarnation(number)].process
+            for number in range(host.process.incarnation - 1, 0, -1)
+            if (island, number) in self.hosts and self.hosts[island, Incarnation(number)].process.replica.tokens_total
+        ][:1]
+        if not self.plan.states_left or not former or self.hosts[island, former[0].incarnation].alive:
+            return None
+        leaves = Random(f"{self.seed} {island} {former[0].incarnation} leaves").random() < self.plan.states_left
+        return former[0].left() if leaves and not former[0].diverged else None
 
     def chance(self, probability: float) -> bool:
         """Draw whether a random fault occurs. None does once the plan is calm."""

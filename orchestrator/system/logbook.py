@@ -70,6 +70,11 @@ def island_logbook(run_dir: Path, island: str, incarnation: int) -> Logbook:
     return Logbook(island, incarnation, True, run_dir / LOGS / ISLAND_LOGS / f"{island}-{incarnation}.log")
 
 
+def job_of(book: Logbook) -> str:
+    """Return the job of an island with this logbook."""
+    return book.path.parents[2].name
+
+
 def rank_logbook(book: Logbook, rank: int) -> Logbook:
     """Return the logbook of the process with this rank, in an island whose rank 0 has ``book``."""
     if rank == 0:

@@ -5,6 +5,9 @@
             process = subprocess.Popen(…)
         …                                   the clean-up is not interrupted: after the first signal all are ignored
 
+A request by a file: ``Listener`` and ``ask_to_leave``. A process of Ray runs no handlers of Python for signals, because its
+main thread is never in Python.
+
 Responsible for commands that start processes (``atoll up``, ``atoll demo``, the embedded cluster) leaving none behind when
 a user, a closing terminal, ``timeout`` or a batch system ends them. Leaves the clean-up itself to its callers.
 """
@@ -12,13 +15,19 @@ a user, a closing terminal, ``timeout`` or a batch system ends them. Leaves the 
 from __future__ import annotations
 
 import ctypes
+import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from hashlib import blake2b
+from pathlib import Path
 from types import FrameType
 from typing import Any
+
+import psutil
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PR_SET_PDEATHSIG = 1
@@ -123,3 +132,68 @@ def _restore(before: Mapping[signal.Signals, Any]) -> None:
     for number, handler in before.items():
         if handler is not None:  # of one that C code has set
             signal.signal(number, handler)
+
+
+LEFT_STATES_VARIABLE = "ATOLL_LEFT_STATES"
+"""In the environment of a node's processes: the folder in which islands leave their states as the node ends."""
+LOOK_S = 0.2
+_REQUEST, _LISTENS = "leave", ".listens"
+
+
+class Listener:
+    """A process that leaves its state in ``folder`` when that is asked for. It is listed there until it has."""
+
+    def __init__(self, folder: Path, leave: Callable[[], None]) -> None:
+        """Listen in a thread from now on. Raises OSError if the folder cannot be written."""
+        self._folder, self._leave = folder, leave
+        self._mark = folder / f"{os.getpid()}{_LISTENS}"
+        self._mark.touch(0o600)
+        threading.Thread(target=self._run, name="leave-listener", daemon=True).start()
+
+    def _run(self) -> None:
+        while not (self._folder / _REQUEST).exists():
+            time.sleep(LOOK_S)
+        try:
+            self._leave()
+        finally:
+            with suppress(OSError):
+                self._mark.unlink()
+
+
+def ask_to_leave(folder: Path, timeout_s: float) -> list[int]:
+    """Ask the processes that listen in this folder to leave their states, and wait until they have, or have ended.
+
+    Returns those that have not after ``timeout_s``; at once if the folder cannot be written.
+    """
+    until, request = time.monotonic() + timeout_s, folder / _REQUEST
+    try:
+        request.touch(0o600)
+    except OSError:
+        return _listening(folder)
+    while (pending := _listening(folder)) and time.monotonic() < until:
+        time.sleep(LOOK_S)
+    request.unlink()
+    for mark in folder.glob(f"*{_LISTENS}"):
+        mark.unlink(missing_ok=True)
+    return pending
+
+
+def left_label(owner: str) -> str:
+    """Return the label of a node whose machine has a state that ``JOB.ISLAND`` left. Labels are short, names need not be."""
+    return f"atoll-left-{blake2b(owner.encode(), digest_size=8).hexdigest()}"
+
+
+def left_labels(folder: Path) -> dict[str, str]:
+    """Return the labels of the states in this folder, each of which is called ``JOB.ISLAND.INCARNATION``."""
+    owners = (path.name.rpartition(".")[0] for path in folder.glob("*.*") if path.is_dir())
+    return {left_label(owner): "1" for owner in owners if owner}
+
+
+def _listening(folder: Path) -> list[int]:
+    """Return the processes that listen and live."""
+    listed, alive = [int(mark.name.removesuffix(_LISTENS)) for mark in folder.glob(f"*{_LISTENS}")], []
+    for pid in listed:
+        with suppress(psutil.NoSuchProcess):
+            if psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+                alive.append(pid)
+    return alive

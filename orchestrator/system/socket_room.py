@@ -55,8 +55,8 @@ ROOM_BYTES = 1 << 20
 RANDOM_CHARACTERS = 8
 """Of ``tempfile.mkdtemp``."""
 NODE_CHARACTERS_MAX = 8
-CLUSTER_PREFIX, JOIN_PREFIX = "atoll-", "atoll-join-"
-"""Of the folder of an embedded cluster, which has one for each node in it, and of a node that joins."""
+CLUSTER_PREFIX, JOIN_PREFIX, LEFT_PREFIX = "atoll-", "atoll-join-", "atoll-left-"
+"""Of the folder of an embedded cluster, with one for each node in it, of a node that joins, and of states left there."""
 PLACES = (Path("/tmp"), Path("/var/tmp"))
 """Tried if the path of the usual folder for temporary files is too long."""
 

@@ -6,7 +6,9 @@ import pytest
 
 from orchestrator.runtime import cluster, nodes
 from orchestrator.runtime.nodes import NodeWatch
+from orchestrator.runtime.placement import Node
 from orchestrator.runtime.settings import NODE_ID_LABEL
+from orchestrator.system import signals
 from orchestrator.system.ports import Reach
 from tests.waiting import wait_until
 
@@ -32,6 +34,21 @@ def test_a_look_that_was_asked_for_began_after_the_asking(monkeypatch: pytest.Mo
     assert watch.is_unreachable("far")
     assert not watch.is_unreachable("near")
     assert watch.selector() == {NODE_ID_LABEL: "!in(far)"}
+
+
+def test_an_island_goes_where_it_left_its_state_if_there_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    at = {signals.left_label("job.one"): "1"}
+    there = [
+        Node("first", "first", "spot", "east", {"CPU": 4.0}, {"CPU": 4.0}),
+        Node("second", "second", "spot", "east", {"CPU": 4.0}, {"CPU": 2.0}, labels=at),
+    ]
+    monkeypatch.setattr(cluster, "node_reaches", dict)
+    monkeypatch.setattr(cluster, "leaving_nodes", dict)
+    monkeypatch.setattr(cluster, "nodes", lambda: there)
+    watch = NodeWatch()
+    assert watch.selector("job", "one", {"CPU": 2.0}) == {NODE_ID_LABEL: "second"}
+    assert watch.selector("job", "one", {"CPU": 3.0}) == {}
+    assert watch.selector("job", "two", {"CPU": 1.0}) == watch.selector() == {}
 
 
 def test_a_look_that_fails_is_over_too_and_the_next_one_says_what_is_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,6 +63,7 @@ UPGRADES_FROM_SEED = 1000
 QUORUM_RATIO, OVERLOAD = "quorum by ratio", "overload"
 ALL_ISLANDS_DEPART = "all islands depart together"
 ABSENCES = "absences"
+STATES_LEFT = "states left"
 """Features added later still. Hangs, islands that all depart within one round, and groups without a node
 are only in seeds above those whose decisions are recorded."""
 LATER = {*MEMBERSHIP, *MEMBERSHIP.values(), *SPOILT_LINKS, *HEALTH, NOTICES, HANGS} - {FaultKind.READD}
@@ -155,6 +156,7 @@ class _Draw:
         self.overload = Random(f"atoll swarm {seed} overload")
         self.evacuations = Random(f"atoll swarm {seed} evacuations")
         self.absences = Random(f"atoll swarm {seed} absences")
+        self.leaving = Random(f"atoll swarm {seed} states left")
         features = {feature for feature in FEATURES if self.random.random() < 0.5}
         features |= {kind for kind in MEMBERSHIP if self.operators.random() < 0.5}
         features |= {kind for kind in SPOILT_LINKS if self.links.random() < 0.1}
@@ -166,6 +168,7 @@ class _Draw:
         features |= {HANGS} if seed >= HANGS_FROM_SEED and self.hangs.random() < 0.5 else set()
         features |= {feature for feature in (QUORUM_RATIO, OVERLOAD) if self.overload.random() < 0.3}
         features |= {ABSENCES} if seed >= HANGS_FROM_SEED and self.absences.random() < 0.5 else set()
+        features |= {STATES_LEFT} if seed >= HANGS_FROM_SEED and self.leaving.random() < 0.5 else set()
         features |= {ALL_ISLANDS_DEPART} if seed >= HANGS_FROM_SEED and self.evacuations.random() < 0.5 else set()
         self.features = frozenset(features | {feature for feature in HEALTH if self.health.random() < 0.5})
         choice, randint = self.random.choice, self.random.randint
@@ -180,6 +183,8 @@ class _Draw:
         plan = self._plan()
         if self.on(ABSENCES):
             plan = replace(plan, absent=self.absences.uniform(0.1, 0.7), absence_s=(0.0, SILENCE_MAX_S / 2))
+        if self.on(STATES_LEFT):
+            plan = replace(plan, states_left=self.leaving.choice((0.5, 1.0)))
         slowest = max(max(self.step_s) * (1 + plan.step_jitter_ratio), *map(max, plan.step_samples), 0.0)
         slowest += max(plan.pause_s, default=0.0)
         carriage = plan.payload_bytes / min(plan.bandwidth_bytes_per_s, default=1.0)

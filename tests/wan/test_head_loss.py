@@ -15,9 +15,12 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.core.events import report_of
+from orchestrator.core.messages import CaughtUp
 from orchestrator.runtime import processes
 from orchestrator.runtime.clusterfile import ClusterFile
 from orchestrator.runtime.settings import CONTROL_GROUP
+from orchestrator.tape.storage import read_tape
 from tests.programs import required
 from tests.ray.jobs import STEPS_ON, Job, assert_sound
 from tests.waiting import wait_until
@@ -63,8 +66,8 @@ trainer: learners.synthetic:create
 synthetic: {parameters: 100000, step_s: 0.05}
 synchroniser: {fragments: 4, interval_steps: 16, overlap_steps: 8, grace_cap_steps: 6, durability: {kind: mirrored}}
 islands:
-  - {name: one, node_group: spot}
-  - {name: two, node_group: spot}
+  - {name: one, node_group: east}
+  - {name: two, node_group: west}
 budget: {steps: 3000}
 """
 LOSSES = int(os.environ.get("ATOLL_LOSSES", "5"))
@@ -106,7 +109,7 @@ class Fleet:
         for name in ("east", "west"):
             node = self.switch_on(name, "certificates", "token")
             node.type("export RAY_AUTH_TOKEN_PATH=/etc/atoll/token ATOLL_CERTIFICATES=/etc/atoll/certificates")
-            node.stay(f"atoll join --store /mnt --group spot --region {name} --cpus 2")
+            node.stay(f"atoll join --store /mnt --group {name} --region {name} --cpus 2")
 
     def lead(self, head: Machine, name: str, options: str, certificates: str = "") -> None:
         """Its certificates are given, or those from the store."""
@@ -161,3 +164,7 @@ def test_a_job_runs_to_its_end_although_machine_and_disk_of_each_of_its_heads_ar
     assert_sound(seen)
     tokens = seen.last["goodput"]["tokens"]
     assert tokens["trained"] == tokens["merged"] + tokens["discarded"]
+    began = [r.event for r in read_tape(run / "tape.jsonl").records if isinstance(report_of(r.event), CaughtUp)]
+    continued = [(event.island, event.report.left.incarnation) for event in began if event.report.left is not None]
+    assert sorted(continued) == [(name, loss + 1) for name in ("one", "two") for loss in range(LOSSES)]
+    assert all(any(event.report.left.kept_tokens) for event in began if event.report.left is not None)

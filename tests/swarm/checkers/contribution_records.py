@@ -19,6 +19,8 @@ class OfferRecord:
     merged_into: Version = Version(0)
     merged_up_to: int = 0
     merged_before: int = 0
+    continued_from: int | None = None
+    """Work beyond so many of its tokens is a later incarnation's now, which continued from the state that it left."""
     """What ``merged_up_to`` was before the merge under way, which may fail, or die with the synchroniser."""
 
 

@@ -289,6 +289,9 @@ class Islands:
         require(several, "donors are different islands, and no more than the policy has", effect)
         for name, incarnation in donors:
             donor = self.all[name]
+            if name == effect.island:
+                require(0 < incarnation < effect.incarnation, "an island continues from an earlier incarnation", effect)
+                continue
             healthy = name != effect.island and donor.live and donor.incarnation == incarnation
             require(healthy, "a donor is another island, training and answering", (effect, donor))
         status.stage, status.silent = Stage.CATCHING_UP, False

@@ -9,7 +9,7 @@ from __future__ import annotations
 from orchestrator.core import commands
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
-from orchestrator.core.messages import CarriedReport, Progress
+from orchestrator.core.messages import CarriedReport, CaughtUp, Progress
 from orchestrator.core.vocabulary import CommandId, Incarnation, IslandId, JobOutcome, JobPolicy
 from tests.swarm.checkers.islands import Islands, Stage
 from tests.swarm.checkers.rounds import Rounds
@@ -51,6 +51,9 @@ class JobChecker:
         if isinstance(report, Progress) and self._islands.all[island].speaks(incarnation):
             key = island, incarnation
             self._reported[key] = max(self._reported.get(key, 0), report.tokens_total)
+        elif isinstance(report, CaughtUp) and report.left is not None and self._islands.all[island].speaks(incarnation):
+            key = island, report.left.incarnation
+            self._reported[key] = max(self._reported.get(key, 0), report.left.tokens_total)
 
     def apply(self, event: e.Event, effects: tuple[f.Effect, ...]) -> None:
         if self.finished is not None:

@@ -14,6 +14,7 @@ from math import ceil, fsum, isclose
 
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
+from orchestrator.core.messages import CaughtUp, LeftState
 from orchestrator.core.saving import RestoreFragments
 from orchestrator.core.vocabulary import (
     CloseReason,
@@ -69,6 +70,8 @@ class Rounds:
             self._failed(event, effects)
         elif isinstance(event, e.SynchroniserRestarted) and event.epoch > self.epoch:
             self._died(event)
+        elif isinstance(report := e.report_of(event), CaughtUp) and report.left is not None:
+            self._continues(event, report.left)
         for effect in effects:
             match effect:
                 case f.AdmitContribution():
@@ -105,6 +108,20 @@ class Rounds:
             current.open = {}
             self._unmerge(current)
             self._timers.drop(GraceTimer(current.fragment))
+
+    def _continues(self, event: e.Event, left: LeftState) -> None:
+        """Of the work that the island keeps, nothing is in a version yet. Its own offers begin with that."""
+        assert isinstance(event, e.IslandReported)
+        if not self._islands.all[event.island].speaks(event.incarnation):
+            return
+        for current, tokens in zip(self.all, left.kept_tokens, strict=True):
+            former = self.offer_record(event.island, left.incarnation, current.fragment)
+            own = self.offer_record(event.island, event.incarnation, current.fragment)
+            fresh = not tokens or former.merged_up_to <= left.tokens_total - tokens
+            require(fresh, "no work that an island keeps of an earlier incarnation is merged", (event, former))
+            former.continued_from = left.tokens_total - tokens if tokens else None
+            if not own.admitted_offer:
+                own.merged_up_to = -tokens
 
     # ── contributions ─────────────────────────────────────────────────────────────────────────────────────────
 
@@ -178,7 +195,12 @@ class Rounds:
             case ReleaseReason.REFUSED:
                 right = _about(effect.payload, f.RefuseContribution, effects)
             case ReleaseReason.SUPERSEDED:
+                left = [x.island for x in effects if isinstance(x, f.BeginCatchUp) and isinstance(x.source, f.FromLeft)]
+                withdrawn = [(r, c) for r in self.all for c in r.open.values() if c.payload == effect.payload]
+                for current, c in withdrawn if left else ():
+                    del current.open[c.island]
                 right = any(isinstance(x, f.AdmitContribution) for x in effects)
+                right = right or [c.island for _, c in withdrawn] == left
             case ReleaseReason.ABANDONED:
                 right = self._islands.ending or self._islands.finished or isinstance(event, e.MergeFailed)
                 right = right or any(isinstance(x, RestoreFragments) for x in effects)
@@ -222,6 +244,7 @@ class Rounds:
         for c in inputs:
             record = self._record_of(c)
             fresh = c.tokens_total - c.token_count >= record.merged_up_to
+            fresh &= record.continued_from is None or c.tokens_total <= record.continued_from
             require(fresh, "no token is merged twice", (effect, c, record))
             record.merged_before, record.merged_up_to = record.merged_up_to, c.tokens_total
         current.inputs, current.open = inputs, {}
