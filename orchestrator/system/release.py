@@ -17,7 +17,7 @@ from functools import cache
 from typing import NamedTuple, Self
 
 LABEL = "atoll-build"
-WIRE = 1
+WIRE = 2
 UNKNOWN = "unknown"
 MINOR_DISTANCE_MAX = 1
 

@@ -25,7 +25,6 @@ from typing import Any, cast
 
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
-from orchestrator.core.messages import CaughtUp
 from orchestrator.core.saving import FragmentRestored, FromJournal, LostVersion, ShardMoved
 from orchestrator.core.vocabulary import Duration, FragmentId, Instant, MergedOffer, PayloadId, Version
 from orchestrator.errors import DataError
@@ -42,8 +41,7 @@ from tests.swarm.checkers import Checkers
 from tests.swarm.checkers.violation import require
 from tests.swarm.configurations import draw
 from tests.swarm.disk import Died, DiskFault, SimulatedDisk
-from tests.swarm.lost_machines import UNTIL_S, LostMachinesWorld, Published
-from tests.swarm.mortal_links import MortalLinks
+from tests.swarm.lost_machines import UNTIL_S, LostMachinesWorld, NotingLinks
 from tests.swarm.mortal_merge_worker import MortalMergeWorker, retry_until_written
 from tests.swarm.mortal_world import FOLDER
 from tests.swarm.mortality import AWAY_MAX_S, OPERATIONS_MAX, Death, DiskFaults
@@ -358,7 +356,6 @@ class ShardedMergeWorker(MortalMergeWorker):
             self.owners |= dict.fromkeys(own, shard)
             for p in own:
                 self.announce(shard, shard.newest[p])
-                world.note_first(p, outer.state(p))
         world.tell(e.OuterStateSeeded(world.now, len(fragments), "0" * 32))
 
     def announce(self, shard: SimulatedShard, facts: Facts) -> None:
@@ -405,7 +402,7 @@ class ShardedMergeWorker(MortalMergeWorker):
         shard.has_announced()
 
 
-class ShardLinks(MortalLinks):
+class ShardLinks(NotingLinks):
     """A publication, pulled from its shard as it arrives, waits for a shard that is away and ends with a lost version."""
 
     def __init__(self, world: LostShardsWorld) -> None:
@@ -429,10 +426,6 @@ class ShardLinks(MortalLinks):
         takes += host.impairment.transfer_delay_s(world.plan.payload_bytes, world.now)
         call = world.addressed(host, deliver)
         world.later(takes, lambda: world.reach(host, call))
-
-    def _load(self, host: Host, report: CaughtUp) -> None:
-        super()._load(host, report)
-        self._sharded.caught_up(host)
 
 
 class LostShardsWorld(LostMachinesWorld):
@@ -468,19 +461,6 @@ class LostShardsWorld(LostMachinesWorld):
                 return
         self.moves += isinstance(event, ShardMoved)
         super().tell(event)
-
-    # ── what islands hold ─────────────────────────────────────────────────────────────────────────────────────────
-
-    def note_first(self, fragment: FragmentId, state: FragmentState) -> None:
-        """Note version 0, which islands have without a publication."""
-        self._sent[fragment, state.version] = Published(state, cast(Any, None))
-
-    def caught_up(self, host: Host) -> None:
-        """The island holds what it was given."""
-        held = self._held.setdefault(id(host), {})
-        for p, version in enumerate(host.process.replica.versions):
-            if (sent := self._sent.get((FragmentId(p), version))) is not None:
-                held[FragmentId(p)] = sent
 
     def held_by_islands(self, fragment: FragmentId, version: Version) -> Any:
         """Return the parameters of a version that an island has, unless none can be reached or all copies are damaged."""
