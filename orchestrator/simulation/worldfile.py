@@ -176,6 +176,7 @@ class ChancesPart(Section):
     reorder: Ratio = 0.0
     catch_up_failure: Ratio = 0.0
     absent: Ratio = 0.0
+    states_left: Ratio = 0.0
     placement_failure: Ratio = 0.0
     publication_loss: Ratio = 0.0
     merge_failure: Ratio = 0.0

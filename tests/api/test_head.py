@@ -623,13 +623,13 @@ def test_what_only_a_try_shows_is_tried_before_anything_starts(tmp_path: Path, f
         (("up", "--host", "2001:db8::1", "--insecure"), "Cannot listen on port"),
         (("up", "--database", f"postgresql://{HERE}:1/x"), "Connection refused. Check that it runs"),
         (("up", "--database", f"sqlite:///{tmp_path}/none/x"), "unable to open database file. Check"),
-        (("up", "--store", token), "Not a directory. Check the URL"),
+        (("up", "--store", token), "Not a directory. Give the path of a folder"),
         (("up", "--store", str(full / "s")), "No space left on device. Make room there"),
         (
             ("install-units", "--root", token, "head", "--", "--address", HERE),
             "cannot be written: Not a directory. Move",
         ),
-        (("store", "check", token), "Not a directory. Check the URL"),
+        (("store", "check", token), "Not a directory. Give the path of a folder"),
     ):
         own = ["--home", str(tmp_path / "home")] if words[0] == "up" else []
         done = forked.atoll(*words, *own, folder=tmp_path, environment=clean_environment())

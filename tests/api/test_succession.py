@@ -387,7 +387,7 @@ def test_another_machine_continues_the_service_of_one_that_was_lost_with_its_dis
     shutil.rmtree(one.home.path)
     shutil.rmtree(one.runs)
 
-    refusal = two.atoll("up", "--runs", str(two.runs), "--store", *store, "--control", "x:y", code=1)
+    refusal = two.atoll("up", "--runs", str(two.runs), "--store", *store, code=2)
     assert "is sealed, and" in refusal
     two.up("--store", *store, "--store-key", str(key))
     assert two.home.token() == own

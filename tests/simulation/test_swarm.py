@@ -63,6 +63,7 @@ from tests.swarm.configurations import (
     SEVERAL_DONORS,
     SPOILT_LINKS,
     STANDBYS,
+    STATES_LEFT,
     draw,
 )
 from tests.waiting import PATIENCE_S
@@ -106,7 +107,17 @@ def test_the_seeds_visit_every_feature_event_effect_and_reason(survivors):
     } - survivors.keys():  # none, unless this test was asked for alone
         survivors[seed] = trial.run(seed)
     features = set().union(*(draw(seed).features for seed in survivors))
-    later = {STANDBYS, SEVERAL_DONORS, SAVING, MEASURING_ISLANDS, NOTICES, HANGS, ALL_ISLANDS_DEPART, ABSENCES}
+    later = {
+        STANDBYS,
+        SEVERAL_DONORS,
+        SAVING,
+        MEASURING_ISLANDS,
+        NOTICES,
+        HANGS,
+        ALL_ISLANDS_DEPART,
+        ABSENCES,
+        STATES_LEFT,
+    }
     later |= {QUORUM_RATIO, OVERLOAD}
     assert features == {*FEATURES, *MEMBERSHIP, *SPOILT_LINKS, *HEALTH, *later}
     carried = (*get_args(CarriedReport), *get_args(commands.OperatorCommand))
