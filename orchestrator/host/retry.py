@@ -22,6 +22,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import TypeVar
 
 from orchestrator.core.events import SynchroniserRestarted
 from orchestrator.core.synchroniser import Synchroniser
@@ -37,6 +38,7 @@ from orchestrator.tape.sealing import SEAL_BYTES
 from orchestrator.tape.snapshot import Snapshot, encode
 from orchestrator.tape.storage import TapeWriter, build, write_snapshot
 
+Result = TypeVar("Result")
 log = logging.getLogger(__name__)
 RETRY_S = 1.0
 TAPE_REFUSES = "the tape cannot be written"
@@ -60,18 +62,18 @@ class Retrier:
         troubles = dict(self._troubles)
         return "; ".join(f"{operation}: {error}" for operation, error in sorted(troubles.items())) or None
 
-    def until_done(self, operation: str, work: Callable[[], None]) -> None:
-        """``work`` is done when this returns. Raises InfrastructureError once the retrier is closed."""
+    def until_done(self, operation: str, work: Callable[[], Result]) -> Result:
+        """Return the result of ``work``, once that is done. Raises InfrastructureError once the retrier is closed."""
         while True:
             try:
-                work()
+                result = work()
             except OSError as error:
                 if self._troubles.get(operation) != first_line(error):
                     log.error("%s; it will be tried again: %s", operation, error)
                 self._troubles[operation] = first_line(error)
             else:
                 self._troubles.pop(operation, None)
-                return
+                return result
             if self._closed.wait(self._retry_s):
                 raise InfrastructureError(detail=f"{operation}: {self._troubles[operation]}")
 

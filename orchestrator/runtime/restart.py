@@ -193,21 +193,19 @@ def disk_of(
             detail="synchroniser.durability.kind is mirrored, but the service has no store. Start it with --store URL, "
             "or set durability.kind to sync."
         )
-    disks: list[Disk] = []
     opened = open_store(store)
     objects = JobObjects(opened, job)
 
-    def take_over() -> None:
+    def take_over() -> Disk:
         require_header(opened)
         is_lost = not has_log(objects) and (past := salvaging.past_of(job)) is not None and past.had_theta
-        disks.append(mirror(run_dir, objects, LocalDisk(), has_begun=has_begun or is_lost))
+        return mirror(run_dir, objects, LocalDisk(), has_begun=has_begun or is_lost)
 
     try:
-        _once_unlocked(partial(_until_stored, take_over))
+        return _once_unlocked(partial(_until_stored, take_over))
     except DataError as error:
         crash_at_start(job, spec, spec.policy(regions, slots=True, standbys=True), run_dir, error)
         raise
-    return disks[0]
 
 
 def files_of(
@@ -224,16 +222,13 @@ def files_of(
 
     While the store of a mirrored job refuses, this waits. Raises what ``open_files`` raises.
     """
-    opened: list[JobFiles] = []
 
-    def open_here() -> None:
+    def open_here() -> JobFiles:
         build = str(release.own())
-        files = open_files(run_dir, job, spec, policy, time.time(), folds, disk, journal_of_shards, epoch, build)
-        opened.append(files)
+        return open_files(run_dir, job, spec, policy, time.time(), folds, disk, journal_of_shards, epoch, build)
 
     try:
-        _once_unlocked(open_here if not isinstance(disk, MirroredDisk) else partial(_until_stored, open_here))
-        return opened[0]
+        return _once_unlocked(open_here if not isinstance(disk, MirroredDisk) else partial(_until_stored, open_here))
     except InfrastructureError:
         raise  # another process writes the files, and this one has no business here
     except ConfigurationError:
@@ -252,8 +247,8 @@ def keep_inputs(disk: Disk, run_dir: Path) -> None:
             _until_stored(partial(disk.keep, run_dir / name))
 
 
-def _until_stored(work: Callable[[], None]) -> None:
-    Retrier().until_done(STORE_REFUSES, work)
+def _until_stored(work: Callable[[], Result]) -> Result:
+    return Retrier().until_done(STORE_REFUSES, work)
 
 
 def _once_unlocked(work: Callable[[], Result]) -> Result:

@@ -159,17 +159,17 @@ class ShardActor:
         return Opened(cluster.own_node_id(), facts, tuple(journal.damage), tuple(journal.foreign))
 
     def _opened_journal(self) -> Journal:
-        durability, disk = self._spec.synchroniser.durability, LocalDisk()
-        disks: list[Disk] = [disk]
+        durability, own = self._spec.synchroniser.durability, LocalDisk()
+        disk: Disk = own
         if durability.is_mirrored:
             assert self._store is not None
             objects = JobObjects(open_store(self._store), shard_log(self._job, self._number))
-            self._retrier.until_done(STORE_REFUSES, lambda: disks.append(mirror(self._folder, objects, disk)))
+            disk = self._retrier.until_done(STORE_REFUSES, lambda: mirror(self._folder, objects, own))
         return Journal(
             self._folder / JOURNAL,
             versions_kept=versions_kept(self._spec.synchroniser.staleness_max),
             merges_max=durability.merges_max if durability.kind == "async" else 0,
-            disk=disks[-1],
+            disk=disk,
         )
 
     def clear(self) -> None:
