@@ -77,15 +77,14 @@ class Links:
     def publish(self, host: Host, effect: f.PublishFragment, merged_offer: MergedOffer) -> None:
         """Send a version to the island's mailbox."""
         world = self._world
-
-        def deliver() -> None:
-            host.process.deliver(effect.fragment, effect.version, effect.step, merged_offer, effect.fix)
-            world.delivered(host, effect)
-
         takes = world.draw(world.plan.delivery_s) + world.stepping.carriage(host.process.island)
         takes += host.impairment.transfer_delay_s(world.plan.payload_bytes, world.now)
-        call = world.addressed(host, deliver)
+        call = world.addressed(host, partial(self._deliver, host, effect, merged_offer))
         world.later(takes, lambda: world.reach(host, call))
+
+    def _deliver(self, host: Host, effect: f.PublishFragment, merged_offer: MergedOffer) -> None:
+        host.process.deliver(effect.fragment, effect.version, effect.step, merged_offer, effect.fix)
+        self._world.delivered(host, effect)
 
     def make_ready(self, host: Host) -> None:
         world = self._world

@@ -162,16 +162,15 @@ class World:
 
     def left_by(self, host: Host) -> LeftState | None:
         """Return the state that the last incarnation to train left on the machine, if it is dead and did."""
-        island = host.process.island
-        former = [
-            self.hosts[island, Incarnation(number)].process
-            for number in range(host.process.incarnation - 1, 0, -1)
-            if (island, number) in self.hosts and self.hosts[island, Incarnation(number)].process.replica.tokens_total
-        ][:1]
-        if not self.plan.states_left or not former or self.hosts[island, former[0].incarnation].alive:
+        if not self.plan.states_left:
             return None
-        leaves = Random(f"{self.seed} {island} {former[0].incarnation} leaves").random() < self.plan.states_left
-        return former[0].left() if leaves and not former[0].diverged else None
+        island = host.process.island
+        earlier = (self.hosts.get((island, Incarnation(n))) for n in range(host.process.incarnation - 1, 0, -1))
+        former = next((one for one in earlier if one is not None and one.process.replica.tokens_total), None)
+        if former is None or former.alive or former.process.diverged:
+            return None
+        leaves = Random(f"{self.seed} {island} {former.process.incarnation} leaves").random() < self.plan.states_left
+        return former.process.left() if leaves else None
 
     def chance(self, probability: float) -> bool:
         """Draw whether a random fault occurs. None does once the plan is calm."""

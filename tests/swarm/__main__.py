@@ -14,10 +14,13 @@ import argparse
 import logging
 import sys
 from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 from tests.swarm import lost_machines, lost_shards
 from tests.swarm.trial import SwarmFailure, run
 
+World = TypeVar("World")
 FAILURES_MAX = 10
 """A soak stops after this many failures, which are most likely the same bug."""
 PROGRESS_LINES = 100
@@ -63,15 +66,10 @@ def soak(first: int, count: int, deaths: int = 0, *, is_mirrored: bool = False) 
 
 def lose_machines(first: int, count: int) -> int:
     """Run many seeds whose synchroniser loses its machine and disk, and return the number of failures."""
-    failures, salvages, ended = 0, 0, 0
-    for seed in range(first, first + count):
-        try:
-            world = lost_machines.run(seed)
-        except Exception as error:  # whatever it is, the seed brings it back
-            failures += 1
-            print(f"seed {seed}: {type(error).__name__}: {error}", file=sys.stderr)
-            continue
-        salvages, ended = salvages + world.salvages, ended + bool(world.ended)
+    held, salvages, ended = 0, 0, 0
+    for world in _worlds_that_held(lost_machines.run, first, count):
+        held, salvages, ended = held + 1, salvages + world.salvages, ended + bool(world.ended)
+    failures = count - held
     print(
         f"{count} seeds from {first} on: {failures} failures, {salvages} salvages, {ended} jobs that no island vouched for"
     )
@@ -80,21 +78,31 @@ def lose_machines(first: int, count: int) -> int:
 
 def lose_shards(first: int, count: int) -> int:
     """Run many seeds whose shards die, lose their disks and move, and return the number of failures."""
-    failures, deaths, moves, lost, ended = 0, 0, 0, 0, 0
-    for seed in range(first, first + count):
-        try:
-            world = lost_shards.run(seed)
-        except Exception as error:  # whatever it is, the seed brings it back
-            failures += 1
-            print(f"seed {seed}: {type(error).__name__}: {error}", file=sys.stderr)
-            continue
-        deaths, moves = deaths + sum(shard.life for shard in world.merge_worker.shards), moves + world.moves
+    held, deaths, moves, lost, ended = 0, 0, 0, 0, 0
+    for world in _worlds_that_held(lost_shards.run, first, count):
+        held, deaths, moves = (
+            held + 1,
+            deaths + sum(shard.life for shard in world.merge_worker.shards),
+            moves + world.moves,
+        )
         lost, ended = lost + len(world.lost), ended + bool(world.ended)
+    failures = count - held
     print(
         f"{count} seeds from {first} on: {failures} failures, {deaths} shards replaced, {moves} with another disk, {lost} "
         f"versions lost with all copies, {ended} jobs that no island could go on with"
     )
     return failures
+
+
+def _worlds_that_held(run_one: Callable[[int], World], first: int, count: int) -> Iterator[World]:
+    """Run the seeds one by one. Print each failure."""
+    for seed in range(first, first + count):
+        try:
+            world = run_one(seed)
+        except Exception as error:  # whatever it is, the seed brings it back
+            print(f"seed {seed}: {type(error).__name__}: {error}", file=sys.stderr)
+            continue
+        yield world
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -409,23 +409,15 @@ class ShardLinks(NotingLinks):
         super().__init__(world)
         self._sharded = world
 
-    def publish(self, host: Host, effect: f.PublishFragment, merged_offer: MergedOffer) -> None:
-        world = self._sharded
-        owner = world.merge_worker.owners[effect.fragment]
-
-        def deliver() -> None:
-            if not host.alive:
-                return
-            if owner.is_away(effect.fragment):
-                owner.when_back(effect.fragment, call)
-            elif effect.version in {facts.version for facts in owner.announced[effect.fragment]}:
-                host.process.deliver(effect.fragment, effect.version, effect.step, merged_offer, effect.fix)
-                world.delivered(host, effect)
-
-        takes = world.draw(world.plan.delivery_s) + world.stepping.carriage(host.process.island)
-        takes += host.impairment.transfer_delay_s(world.plan.payload_bytes, world.now)
-        call = world.addressed(host, deliver)
-        world.later(takes, lambda: world.reach(host, call))
+    def _deliver(self, host: Host, effect: f.PublishFragment, merged_offer: MergedOffer) -> None:
+        owner = self._sharded.merge_worker.owners[effect.fragment]
+        if not host.alive:
+            return
+        if owner.is_away(effect.fragment):
+            again = partial(self._deliver, host, effect, merged_offer)
+            owner.when_back(effect.fragment, self._sharded.addressed(host, again))
+        elif effect.version in {facts.version for facts in owner.announced[effect.fragment]}:
+            super()._deliver(host, effect, merged_offer)
 
 
 class LostShardsWorld(LostMachinesWorld):
