@@ -244,7 +244,7 @@ def usable_left(before: Island, versions: Sequence[Version]) -> LeftState | None
     It must be the latest incarnation that trained, as far as the tape knows: later ones have drawn the same data again.
     """
     left = before.current.left
-    if left is None or before.health_note or len(left.versions) != len(versions) != len(left.kept_tokens):
+    if left is None or before.health_note or not len(left.versions) == len(versions) == len(left.kept_tokens):
         return None
     latest = max(before.counted.incarnation, Incarnation(before.incarnations_lost + 1))
     counted = before.counted if before.counted.incarnation == left.incarnation else Counted()

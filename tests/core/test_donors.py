@@ -150,6 +150,8 @@ def test_an_island_continues_from_what_it_left_and_its_work_counts_once() -> Non
         {"incarnation": 2},  # as if it were its own
         {"tokens_total": 50},  # less than the island had reported
         {"versions": (1, 0, 0), "kept_tokens": (0, 0, 500)},
+        {"kept_tokens": (400,)},  # of fewer fragments than its versions
+        {"versions": (1, 0, 0)},
     ],
 )
 def test_a_state_that_does_not_belong_or_holds_no_work_is_not_used(changed: dict[str, Any]) -> None:
