@@ -43,7 +43,7 @@ class CatchingUp:
         self._latest: RequestNumber = (0, 0)
         self.caught_up: CaughtUp | None = None
 
-    def take(self, donor: IslandId | None, load: Callable[[], tuple[tuple[Version, ...], int] | Loaded]) -> None:
+    def take(self, donor: IslandId | None, load: Callable[[], Loaded]) -> None:
         """Load the state of ``donor``.
 
         ``load`` does it. ``CaughtUp`` or ``CatchUpFailure`` follows.
@@ -52,7 +52,7 @@ class CatchingUp:
             began = monotonic()
             if self.caught_up is None:
                 try:
-                    versions, step, left = Loaded(*load())
+                    versions, step, left = load()
                 except Exception as error:
                     log.exception("the state of %s could not be loaded", donor or "the synchroniser")
                     self._outbox.put(CatchUpFailure(donor, in_words(error)))

@@ -137,10 +137,10 @@ class Island:
         self._outbox.check_epoch(epoch)
         contents = self._pulled(epoch, payloads)
 
-        def load() -> tuple[tuple[Version, ...], int]:
+        def load() -> Loaded:
             loop = self._built()
             loop.load(loop.outer_values(contents), versions, step, cursor)
-            return tuple(versions), step
+            return Loaded(tuple(versions), step)
 
         self._catching_up.take(None, load)
 
@@ -165,7 +165,7 @@ class Island:
         leader = self._leader
         assert leader is not None
 
-        def load() -> tuple[tuple[Version, ...], int]:
+        def load() -> Loaded:
             loop = self._built()
             orders = {
                 rank: link.TakeOuter(epoch, tuple(versions), step, cursor, tuple(own))
@@ -173,7 +173,7 @@ class Island:
             }
             contents = leader.call_beside(orders, lambda: self._pulled(epoch, payloads[0]))
             loop.load(loop.outer_values(contents), versions, step, cursor)
-            return tuple(versions), step
+            return Loaded(tuple(versions), step)
 
         self._catching_up.take(None, load)
 
@@ -210,18 +210,18 @@ class Island:
     def resume(self, epoch: Epoch, cursor: int) -> None:
         """Continue with the state that this process held as a standby. ``CaughtUp`` or ``CatchUpFailure`` follows."""
         self._outbox.check_epoch(epoch)
-        self._catching_up.take(None, lambda: self._built().promote(self._shard_index, cursor))
+        self._catching_up.take(None, lambda: Loaded(*self._built().promote(self._shard_index, cursor)))
 
     def load_saved(self, epoch: Epoch, place: SavedPlace, cursor: int) -> None:
         """Load this island's state from the checkpoint. ``CaughtUp`` or ``CatchUpFailure`` follows."""
         self._outbox.check_epoch(epoch)
 
-        def load() -> tuple[tuple[Version, ...], int]:
+        def load() -> Loaded:
             loop, leader = self._built(), self._leader
             read = partial(self._saved, epoch, place, loop.held)
             saved = read() if leader is None else leader.call_beside(link.TakeSaved(epoch, place, cursor), read)
             loop.load_saved(saved, cursor)
-            return saved.versions, saved.part.step
+            return Loaded(saved.versions, saved.part.step)
 
         self._catching_up.take(self._island, load)
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from learners import jax_trainer, synthetic
-from learners.catching_up import CatchingUp
+from learners.catching_up import CatchingUp, Loaded
 from learners.outbox import Outbox
 from learners.state_transfer import (
     CutStates,
@@ -410,7 +410,7 @@ def test_whoever_asks_again_for_a_state_that_is_held_is_told_the_same():
     assert island.says() == [told, told]
     assert len(island.loaded) == 1
     island.catching_up.forget()
-    island.catching_up.take(None, lambda: ((3,) * COUNT, 9))
+    island.catching_up.take(None, lambda: Loaded((3,) * COUNT, 9))
     assert [(letter.versions, letter.step) for letter in island.says()] == [((3,) * COUNT, 9)]
 
 
@@ -428,7 +428,7 @@ def test_a_state_that_comes_from_elsewhere_ends_the_gathering():
     island, slow = Beginner(), Giver("slow", 7)
     island.asks((1, 1), slow)
     slow.asked.get(timeout=PATIENCE_S)
-    island.catching_up.take(None, lambda: ((0,) * COUNT, 0))
+    island.catching_up.take(None, lambda: Loaded((0,) * COUNT, 0))
     slow.answers.put(ConnectionError("too late"))
     ended(0)
     assert [letter.donor for letter in island.says()] == [None]
