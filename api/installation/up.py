@@ -40,7 +40,6 @@ from api.installation.home import (
     tail,
     working_folder,
 )
-from api.installation.service_restart import restore_token
 from orchestrator.errors import ConfigurationError, Conflict, InfrastructureError, StoreUnavailable
 from orchestrator.system import home_files, program_cache, python_process, signals, succession, user_packages
 from orchestrator.system.marks import BY_UP, marked_pids, supervisor_of
@@ -151,6 +150,8 @@ def start(wanted: Installation, say: Say) -> Address:
         # It may have been started by hand: give it time before treating it as stuck, unless its cluster has no head.
         patience_s = PATIENCE_S if not wanted.with_cluster or _head_listens(home) else 0.0
         if address := _await(lambda: _answering(home, timeout_s=PATIENCE_S), patience_s):
+            from api.installation.service_restart import restore_token  # late: every command imports this module
+
             if wanted.with_cluster:
                 # a node of it may have died
                 _cluster("up", home, *groups_of(wanted), *passed_of(wanted), *folders_of(wanted), passed=wanted.passed)

@@ -27,8 +27,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import psutil
-
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PR_SET_PDEATHSIG = 1
 SIGNALLED = 128
@@ -191,6 +189,8 @@ def left_labels(folder: Path) -> dict[str, str]:
 
 def _listening(folder: Path) -> list[int]:
     """Return the processes that listen and live."""
+    import psutil  # late: every command imports this module
+
     listed, alive = [int(mark.name.removesuffix(_LISTENS)) for mark in folder.glob(f"*{_LISTENS}")], []
     for pid in listed:
         with suppress(psutil.NoSuchProcess):
