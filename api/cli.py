@@ -54,18 +54,10 @@ REFUSALS_OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 
 class Commands(typer.core.TyperGroup):
-    """All commands. An option for a path with an empty value is refused: it would mean the working folder."""
+    """All commands. Options for paths are looked at before the commands read theirs."""
 
     def parse_args(self, context: Any, arguments: list[str]) -> list[str]:
-        if "" in arguments or any(word.endswith("=") for word in arguments):
-            words = arguments[: arguments.index("--")] if "--" in arguments else arguments
-            empty = {word.removesuffix("=") for word in words if word.endswith("=")}
-            empty |= {name for name, value in pairwise(words) if not value}
-            for option in sorted(empty & path_options(self)):
-                raise ConfigurationError(
-                    detail=f"{option} is empty, as from an unset variable. Give a path, or leave the option out."
-                )
-        refuse_url_as_path(self, arguments)
+        refuse_unfit_paths(self, arguments)
         return super().parse_args(context, arguments)
 
     def invoke(self, context: Any) -> Any:
@@ -99,14 +91,20 @@ def unfit_number(error: typer.BadParameter) -> str | None:
     return f"{name} {printable.line(str(item['input']))!r} is not {numbers}. Give one."
 
 
-def refuse_url_as_path(group: Any, arguments: list[str]) -> None:
-    """Raise ConfigurationError for a URL in place of a path: it would make a folder with the name of its protocol."""
-    pairs = [*pairwise(arguments), *(word.split("=", 1) for word in arguments if word.startswith("--") and "=" in word)]
-    urls = {option: value for option, value in pairs if option.startswith("--") and URL.match(value)}
-    for option in sorted(urls.keys() & path_options(group)) if urls else ():
-        raise ConfigurationError(
-            detail=f"{option} {printable.line(urls[option])!r} is a URL. Give the path of a file or folder on this machine."
-        )
+def refuse_unfit_paths(group: Any, arguments: list[str]) -> None:
+    """Raise ConfigurationError for an empty value or a URL in place of a path.
+
+    The one would mean the working folder, the other make a folder with the name of its protocol.
+    """
+    words = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    pairs = [*pairwise(words), *(word.split("=", 1) for word in words if "=" in word)]
+    unfit = {option: value for option, value in pairs if not value or URL.match(value)}
+    for option in sorted(unfit.keys() & path_options(group)) if unfit else ():
+        if value := unfit[option]:
+            problem = f"{printable.line(value)!r} is a URL. Give the path of a file or folder on this machine."
+        else:
+            problem = "is empty, as from an unset variable. Give a path, or leave the option out."
+        raise ConfigurationError(detail=f"{option} {problem}")
 
 
 def path_options(group: Any) -> set[str]:
