@@ -243,7 +243,7 @@ def catch_up_failed(state: JobState, island: Island, report: CatchUpFailure, now
 
 def progressed(state: JobState, island: Island, report: Progress) -> list[Effect]:
     """Keep the island's latest report. Totals only grow, so a repeated or reordered report changes nothing."""
-    latest = state.reports.get(island.id) or island.unreported
+    latest = state.totals_of(island)
     if latest is not None and report.tokens_total < latest.tokens_total:
         return []
     state.reports[island.id] = report

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from orchestrator.core.fragment_round import FragmentRound, Leaving, Pace, UpdateNorms
 from orchestrator.core.island_record import Island
 from orchestrator.core.messages import Progress
-from orchestrator.core.saving import SavedPart
+from orchestrator.core.saving import SavedPart, SurvivingIsland
 from orchestrator.core.vocabulary import (
     CommandId,
     Duration,
@@ -234,6 +234,10 @@ class JobState:
         unreported = sum([survivor.tokens_total for survivor in survivors])
         reported = sum([report.tokens_total for report in self.reports.values()])
         return (self.tokens_before or 0) + before + unreported + reported
+
+    def totals_of(self, island: Island) -> Progress | SurvivingIsland | None:
+        """Return what the island's present incarnation is known to have trained, by report or since a salvage."""
+        return self.reports.get(island.id) or island.unreported
 
     @property
     def anchor(self) -> ScheduleAnchor:

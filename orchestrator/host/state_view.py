@@ -118,7 +118,7 @@ class StateView:
         """Return how many steps each island has trained, those of its earlier incarnations included."""
         with self._lock:
             state = self._core.state
-            pairs = [(i, state.reports.get(i.id) or i.unreported) for i in state.islands.values()]
+            pairs = [(i, state.totals_of(i)) for i in state.islands.values()]
             return {island.id: island.steps_before + (totals.steps_total if totals else 0) for island, totals in pairs}
 
     def checkpoints(self) -> Checkpoints:
@@ -179,7 +179,7 @@ def _checkpoint_facts(state: JobState, at: Instant) -> CheckpointFacts:
 
 def _island_status(state: JobState, island: Island, tokens: int | None) -> IslandStatus:
     report = state.reports.get(island.id)
-    totals = report or island.unreported
+    totals = state.totals_of(island)
     if tokens is None:
         tokens = island.tokens_before + (totals.tokens_total if totals else 0)
     return IslandStatus(
