@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from api.run.folder import open_below, read_below
+from orchestrator.core.vocabulary import FIRST_EPOCH
 from orchestrator.errors import DataError
 from orchestrator.tape.schema import (
     BEGINNING_BYTES,
@@ -35,7 +36,6 @@ CHUNK_BYTES = 256 * 1024
 LINE_BYTES_MAX = 16 << 20
 """The longest record. Longer data without a line end is damage, and nothing behind it is read."""
 NOWHERE = Mark(0, 0, "")
-EPOCH_FIRST = 1
 _NUMBER = re.compile(rb'\{"n":(\d{1,18}),')
 _EVENT = re.compile(rb'\{"n":\d{1,18},"event":\{"type":"(\w+)"')
 _CHECKSUM = re.compile(rb',"crc":"([0-9a-f]{8})"\}$')
@@ -91,7 +91,7 @@ class TapeReader:
                 return []  # the header of the tape that takes its place is not written yet
             self._begin_again()
         self.epoch = epoch
-        if self._segment is None and (epoch or 0) > EPOCH_FIRST and number_at_end(self.path) < self.n:
+        if self._segment is None and (epoch or 0) > FIRST_EPOCH and number_at_end(self.path) < self.n:
             self._begin_again()
         if self._segment is None:
             self._find(file, size, newest)

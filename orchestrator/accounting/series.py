@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any, Generic, TypeVar
 
 from orchestrator.core.events import Event, SynchroniserRestarted
-from orchestrator.core.vocabulary import Epoch
+from orchestrator.core.vocabulary import FIRST_EPOCH, Epoch
 
 Point = TypeVar("Point")
 
@@ -81,7 +81,7 @@ class Epochs:
     _latest: Epoch
 
     def __init__(self) -> None:
-        self._latest = Epoch(1)
+        self._latest = FIRST_EPOCH
 
     def begins(self, event: Event) -> bool:
         """Return whether a new epoch begins with this event. Call it once for each event, in order."""

@@ -31,7 +31,16 @@ from orchestrator.core import (
 )
 from orchestrator.core.effects import Effect
 from orchestrator.core.state import JobState
-from orchestrator.core.vocabulary import Epoch, GraceTimer, Instant, IslandTimer, JobPhase, JobPolicy, JobTimer
+from orchestrator.core.vocabulary import (
+    FIRST_EPOCH,
+    Epoch,
+    GraceTimer,
+    Instant,
+    IslandTimer,
+    JobPhase,
+    JobPolicy,
+    JobTimer,
+)
 from orchestrator.errors import InternalError
 
 SETTLING_PASSES_MAX = 8
@@ -48,7 +57,7 @@ class Synchroniser:
 
     state: JobState
 
-    def __init__(self, policy: JobPolicy, epoch: Epoch = Epoch(1)) -> None:
+    def __init__(self, policy: JobPolicy, epoch: Epoch = FIRST_EPOCH) -> None:
         self.state = JobState(policy, epoch)
 
     def handle(self, event: events.Event) -> tuple[Effect, ...]:

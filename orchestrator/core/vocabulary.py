@@ -35,6 +35,7 @@ Version = NewType("Version", int)
 """How many outer steps a fragment has taken; 0 is the initial value."""
 Epoch = NewType("Epoch", int)
 """Which life of the synchroniser: raised at each recovery."""
+FIRST_EPOCH = Epoch(1)
 PayloadId = NewType("PayloadId", str)
 """Names the bytes of one contribution; the bytes themselves never enter the core."""
 CommandId = NewType("CommandId", str)

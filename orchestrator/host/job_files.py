@@ -31,7 +31,7 @@ from orchestrator.core import events
 from orchestrator.core.saving import FragmentRestored, FromJournal, RestoredFrom
 from orchestrator.core.state import JobState
 from orchestrator.core.synchroniser import Synchroniser
-from orchestrator.core.vocabulary import Epoch, FragmentId, JobPhase, JobPolicy, Version
+from orchestrator.core.vocabulary import FIRST_EPOCH, Epoch, FragmentId, JobPhase, JobPolicy, Version
 from orchestrator.errors import ConfigurationError, DataError, InfrastructureError
 from orchestrator.host.job_context import Undated
 from orchestrator.parameters.journal import (
@@ -193,7 +193,7 @@ def open_files(
     folds: Sequence[Fold] = (),
     disk: Disk | None = None,
     journal_of_shards: ShardJournals | None = None,
-    epoch: Epoch = Epoch(1),
+    epoch: Epoch = FIRST_EPOCH,
     build: str = "",
 ) -> JobFiles:
     """Create the job's files, which begin in ``epoch``, or recover from them. A usable snapshot's folds replace ``folds``.

@@ -11,7 +11,7 @@ from typing import Any
 
 from learners.contract import Arrays, Trainer
 from orchestrator.core.effects import MergeFragment
-from orchestrator.core.vocabulary import Epoch, FragmentId, PayloadId
+from orchestrator.core.vocabulary import FIRST_EPOCH, FragmentId, PayloadId
 from orchestrator.errors import DataError
 from orchestrator.parameters import fragment_map, tensors
 from orchestrator.parameters.journal import Content, Facts
@@ -20,7 +20,6 @@ from orchestrator.parameters.shard import ParameterShard, Unusable
 from orchestrator.specification.config import JobSpec
 from orchestrator.system.roots import EVERYTHING
 
-FIRST_EPOCH = Epoch(1)
 MakeTrainer = Callable[[dict[str, Any], int, int], Trainer]
 """The ``create`` function of a trainer module. Arguments: specification as plain data, shard, number of shards."""
 

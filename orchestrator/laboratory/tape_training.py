@@ -20,9 +20,9 @@ from learners.contract import Arrays
 from learners.island_arrays import mixed, update
 from learners.outbox import OfferedFragment, PublishedVersion
 from orchestrator.core.effects import MergeFragment
-from orchestrator.core.vocabulary import CloseReason, FragmentId, PayloadId, ScheduleAnchor, Version
+from orchestrator.core.vocabulary import FIRST_EPOCH, CloseReason, FragmentId, PayloadId, ScheduleAnchor, Version
 from orchestrator.errors import DataError
-from orchestrator.laboratory.in_process_trainers import FIRST_EPOCH, InProcessTrainers, MakeTrainer
+from orchestrator.laboratory.in_process_trainers import InProcessTrainers, MakeTrainer
 from orchestrator.laboratory.training_trace import (
     Adopted,
     Evaluated,

@@ -27,7 +27,16 @@ from ray.exceptions import RayError
 from orchestrator.checkpoints.resumption import Resumption, begun
 from orchestrator.core.island_record import WITH_PROCESS, Island
 from orchestrator.core.saving import HandOver
-from orchestrator.core.vocabulary import Epoch, Instant, IslandId, IslandState, JobOutcome, JobPhase, JobPolicy
+from orchestrator.core.vocabulary import (
+    FIRST_EPOCH,
+    Epoch,
+    Instant,
+    IslandId,
+    IslandState,
+    JobOutcome,
+    JobPhase,
+    JobPolicy,
+)
 from orchestrator.errors import (
     ConfigurationError,
     Conflict,
@@ -216,7 +225,7 @@ def files_of(
     folds: Sequence[Fold],
     disk: Disk,
     journal_of_shards: ShardJournals | None = None,
-    epoch: Epoch = Epoch(1),
+    epoch: Epoch = FIRST_EPOCH,
 ) -> JobFiles:
     """The job's files. A job whose files cannot be gone on from ends here, as failed, with the story.
 

@@ -48,8 +48,8 @@ from orchestrator.core.faults import IslandFault
 from orchestrator.core.saving import HandOver
 from orchestrator.core.synchroniser import Synchroniser
 from orchestrator.core.vocabulary import (
+    FIRST_EPOCH,
     CommandId,
-    Epoch,
     Incarnation,
     Instant,
     IslandId,
@@ -182,7 +182,7 @@ def open_job(
         except DataError as error:
             restart.crash_at_start(job, spec, policy, run_dir, error)
             raise
-    journals, epoch = shards.journals if shards is not None else None, Epoch(1) if survey is None else survey.epoch
+    journals, epoch = shards.journals if shards is not None else None, FIRST_EPOCH if survey is None else survey.epoch
     folds = (Goodput(policy), Statistics(policy))
     files = restart.files_of(job, spec, policy, run_dir, folds, disk, journals, epoch)
     past, state = files.past, StateView(files.core)
