@@ -73,14 +73,17 @@ def states(asked: Options) -> list[Goal]:
                     end="",
                 )
                 print(f"merged, {discarded:.4f} of what was trained discarded", end="")
-                curves.setdefault(f"{how}, {interval} steps", []).append((gigabytes, ratio))
+                curves.setdefault(f"{'standby' if standby else 'cold'}, {interval} steps", []).append(
+                    (gigabytes, ratio)
+                )
                 if standby and interval == min(INTERVALS):
                     goals.append(at_least(f"attrition of {gigabytes:g} GB with standbys", ratio, STANDBY_GOAL))
                     print(f"   ({goals[-1]})", end="")
                 print()
     if asked.pictures is not None:
-        title = "merged tokens against an undisturbed job, each island killed once a minute"
-        curve.write(asked.pictures / "attrition.svg", title, "GB of an island's state", curves, (0.90, 1.00))
+        subtitle = "Each island is killed once a minute, with and without standbys. Steps are those between merges."
+        across, title = "GB of an island's state", "Merged tokens against an undisturbed job"
+        curve.write(asked.pictures / "attrition.svg", title, subtitle, across, curves, (0.90, 1.00))
     return goals
 
 

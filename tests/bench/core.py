@@ -58,7 +58,7 @@ def main(asked: Options) -> list[Goal]:
 
 
 def capacity(asked: Options) -> list[Goal]:
-    curves: dict[str, list[tuple[float, float]]] = {"core": [], "with folds and tape": []}
+    curves: dict[str, list[tuple[float, float]]] = {"core": [], "with the tape": []}
     for islands, fragments in SMALL_SIZES if asked.small else SIZES:
         events, merges = _recorded(islands, fragments)
         wanted = _policy(islands, fragments)
@@ -79,8 +79,8 @@ def capacity(asked: Options) -> list[Goal]:
             f"{a_round / driven:.2f} s of a core"
         )
     if asked.pictures is not None:
-        title = f"events per second of a core, {USUAL_FRAGMENTS} fragments"
-        curve.write(asked.pictures / "events.svg", title, "islands", curves)
+        subtitle = f"A core of a processor, {USUAL_FRAGMENTS} fragments."
+        curve.write(asked.pictures / "events.svg", "Events per second", subtitle, "islands", curves)
     return []
 
 
