@@ -40,7 +40,7 @@ from orchestrator.simulation.island import Host
 from orchestrator.simulation.plan import WorldPlan
 from orchestrator.system import mirror as mirroring
 from orchestrator.system.disk import Disk
-from orchestrator.system.mirror import MirroredDisk, mirrored
+from orchestrator.system.mirror import mirrored
 from orchestrator.system.run_folder import TAPE
 from orchestrator.tape.driver import Fold
 from tests.swarm.checkers import Checkers
@@ -264,21 +264,10 @@ class MirroredWorld(CheckpointingWorld):
 
     def _opened(self, folds: tuple[Fold, ...], disk: Disk | None = None) -> JobFiles:
         """Open the files as ``runtime.restart`` does: what the store refuses is done again, in the store's time."""
-        disks: list[Disk] = []
-        opened: list[JobFiles] = []
-
-        def take_over() -> None:
-            disks.append(mirror(FOLDER, self.store, self.disk, AtOnce(), self._compact_later))
-
-        def open_files() -> None:
-            opened.append(super(MirroredWorld, self)._opened(folds, disks[0]))
-
-        retry_until_written(STORE_REFUSES, take_over)
-        mirrored_disk = disks[0]
-        assert isinstance(mirrored_disk, MirroredDisk)
+        take_over = partial(mirror, FOLDER, self.store, self.disk, AtOnce(), self._compact_later)
+        mirrored_disk = retry_until_written(STORE_REFUSES, take_over)
         mirrored_disk.writer.on_fenced = partial(self._be_fenced, self.generation)
-        retry_until_written(STORE_REFUSES, open_files)
-        return opened[0]
+        return retry_until_written(STORE_REFUSES, partial(super()._opened, folds, mirrored_disk))
 
     def _be_fenced(self, generation: int, error: Fenced) -> None:
         require(generation in self._cut_off, "a synchroniser that nobody replaced is not fenced", error)

@@ -17,7 +17,7 @@ from orchestrator.core import events as e
 from orchestrator.core.saving import FragmentRestored, RestoreFragments
 from orchestrator.core.vocabulary import Contribution, Epoch, FragmentId, IslandId, PayloadId, Version
 from orchestrator.errors import InternalError
-from orchestrator.host.retry import Retrier
+from orchestrator.host.retry import Result, Retrier
 from orchestrator.parameters import wire_format
 from orchestrator.parameters.codec.registry import CODEC_NAMES, CodecName
 from orchestrator.parameters.journal import Facts
@@ -126,9 +126,9 @@ class MortalMergeWorker(MergeWorker):
         self.versions[fragment, version] = (self.shard.state(fragment), step)
 
 
-def retry_until_written(what: str, work: Callable[[], None]) -> None:
+def retry_until_written(what: str, work: Callable[[], Result]) -> Result:
     """Retry at once when the disk refuses: refusals are counted, not timed."""
-    Retrier(retry_s=0.0).until_done(what, work)
+    return Retrier(retry_s=0.0).until_done(what, work)
 
 
 def first_outer_state(fragment_count: int, outer_step: OuterStep) -> OuterState:
