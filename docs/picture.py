@@ -247,7 +247,7 @@ def enter(page: Page, url: str, token: str) -> None:
 
 
 def trained(home: Path) -> str | None:
-    """Return the page's address once enough of the budget is trained and every island trains."""
+    """Return the address of the job's page once enough of the budget is trained and every island trains."""
     address = Home(home).address()
     if address is None:
         return None
@@ -257,7 +257,7 @@ def trained(home: Path) -> str | None:
     except AtollError:
         return None
     lives = sum(island.incarnation > 1 and island.state == "training" for island in job.islands)
-    return address.url if lives and job.tokens_trained > SHOWN_AT * job.token_budget else None
+    return f"{address.url}/#{job.job}" if lives and job.tokens_trained > SHOWN_AT * job.token_budget else None
 
 
 def wait_for(situation: Callable[[], str | None], demo: Future[list[Chunk]]) -> str:
