@@ -19,8 +19,7 @@ from orchestrator.core.vocabulary import IslandId, IslandPlan, NodeGroupId
 from orchestrator.errors import ConfigurationError, RequestError
 from tests import forked
 from tests.api.installation import ROOT, Installation, environment, interruptible
-from tests.chaos.injections import injected, verdict_with_faults
-from tests.chaos.plans import document
+from tests.chaos.plans import document, injected, verdict_with_faults
 from tests.waiting import PATIENCE_S, wait_until
 
 KILL_ASIA = {"kind": "kill", "target": {"name": "asia"}, "at": 0.5}

@@ -13,8 +13,8 @@ from orchestrator.core.vocabulary import FragmentId
 from orchestrator.host.state_view import core_status
 from orchestrator.system.disk import Disk
 from orchestrator.system.object_store import ObjectStore
-from tests.harness.disks import Died
 from tests.harness.shell import FRAGMENTS, ISLANDS, ScriptedIsland, Shell, spec
+from tests.swarm.disk import Died
 
 DEATHS_MAX = 100
 

@@ -40,10 +40,9 @@ from orchestrator.system.disk import Disk, LocalDisk
 from orchestrator.system.object_store import ObjectStore
 from orchestrator.system.run_folder import SNAPSHOT
 from orchestrator.tape.sealing import SEAL_BYTES
-from tests.harness.disks import Died
 from tests.harness.job import Job
 from tests.harness.saver import Saver
-from tests.swarm.disk import AtOnce, SimulatedDisk
+from tests.swarm.disk import AtOnce, Died, SimulatedDisk
 
 ISLANDS = ("a", "b", "c")
 FRAGMENTS, INTERVAL = 3, 6

@@ -18,10 +18,9 @@ from orchestrator.core.saving import FragmentRestored
 from orchestrator.system.run_folder import SEALED, SNAPSHOT
 from orchestrator.tape.replay import replay
 from orchestrator.tape.storage import read_tape
-from tests.harness.disks import Died, FaultyDisk
 from tests.harness.lives import Lives
 from tests.harness.shell import FRAGMENTS, POINTS, Fate, Shell
-from tests.swarm.disk import DiskFault, Operation, SimulatedDisk
+from tests.swarm.disk import Died, DiskFault, FaultyDisk, Operation, SimulatedDisk
 
 STEPS = 14
 SNAPSHOTS = {"durability": {"snapshot_every_records": 7}}

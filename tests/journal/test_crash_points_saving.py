@@ -21,10 +21,10 @@ from orchestrator.checkpoints.manifest import Manifest
 from orchestrator.checkpoints.reading import listed, newest_sound
 from orchestrator.system.roots import EVERYTHING
 from tests.harness import saver, shell
-from tests.harness.disks import Died, FaultyDisk
 from tests.harness.lives import Lives
 from tests.harness.shell import FRAGMENTS, Fate
 from tests.journal.test_crash_points import SNAPSHOTS, assert_sound
+from tests.swarm.disk import Died, FaultyDisk
 
 DEATHS_PER_POINT = int(os.environ.get("ATOLL_DEATHS_PER_POINT", "1"))
 """A point is reached up to fifty times; ``make soak`` dies at every one. The last time is always one more."""

@@ -22,9 +22,9 @@ from orchestrator.specification.sections import SynchroniserSection
 from orchestrator.system import run_folder
 from orchestrator.system.disk import Disk
 from orchestrator.tape.schema import with_checksum, without_checksum
-from tests.harness.disks import FaultyDisk
 from tests.harness.shell import Fate, spec
 from tests.journal.test_crash_points import run
+from tests.swarm.disk import FaultyDisk
 
 RETRY_S = 0.1
 

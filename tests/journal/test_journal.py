@@ -45,7 +45,7 @@ from orchestrator.parameters.outer_optimizer import Nesterov, Sgd
 from orchestrator.parameters.outer_state import Averaging, FragmentState, OuterState, OuterStep
 from orchestrator.parameters.pieces import Role
 from orchestrator.parameters.wire_format import encoded
-from tests.harness.disks import Died, FaultyDisk
+from tests.swarm.disk import Died, FaultyDisk
 
 
 def made(fragment: int, version: int) -> tuple[storage.Facts, FragmentState]:

@@ -29,7 +29,7 @@ def _file(folder: Path, **changes: Any) -> Path:
             "name": "tiny",
             "islands": [{"node_group": "here", "count": 2}],
             "budget": {"steps": 12},
-            "model": {"factory": "tests.laboratory.tiny_model:build"},
+            "model": {"factory": "tests.own_models:smallest"},
             "data": {"source": "builtin", "sequence_length": 16},
             "training": {"batch_size": 2, "inner_optimizer": {"warmup_steps": 5}},
             "synchroniser": {"fragments": 2, "interval_steps": 6, "overlap_steps": 2, "quorum": 1},

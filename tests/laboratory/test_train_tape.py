@@ -302,7 +302,7 @@ def test_the_command_trains_a_real_model_keeps_it_and_finds_the_same_bits_again(
         "name": "tiny",
         "islands": [{"node_group": "here", "count": 2}],
         "budget": {"steps": 18},
-        "model": {"factory": "tests.laboratory.tiny_model:build"},
+        "model": {"factory": "tests.own_models:smallest"},
         "data": {"source": "files", "files": ["text.jsonl"], "sequence_length": 16},
         "training": {"batch_size": 2, "inner_optimizer": {"warmup_steps": 5, "lr": 0.01}},
         "synchroniser": {"fragments": 2, "interval_steps": 6, "overlap_steps": 2, "adoption": "rebase"},

@@ -27,7 +27,8 @@ def pieces(job: Job, island: str, incarnation: int) -> dict[int, str]:
 
 def test_of_several_donors_one_dies_and_what_it_gave_is_not_asked_for_again(start: Callable[..., Job]) -> None:
     job = start(
-        synthetic(steps=ENDLESS, groups=GROUPS, recovery={"donors_max": 2}), trainer="tests.ray.slow_donor:create"
+        synthetic(steps=ENDLESS, groups=GROUPS, recovery={"donors_max": 2}),
+        trainer="tests.ray.trainers:create_slow_donor",
     )
     for group in GROUPS:
         job.wait_for_merge(group, 1)

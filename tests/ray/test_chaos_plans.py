@@ -21,7 +21,7 @@ from orchestrator.core.messages import CaughtUp
 from orchestrator.runtime import embedded
 from orchestrator.runtime.groups import read_groups
 from orchestrator.tape.storage import read_tape
-from tests.chaos.injections import injected, verdict_with_faults
+from tests.chaos.plans import injected, verdict_with_faults
 from tests.harness.reports import of_kind
 from tests.ray.collective import NAME, PATIENCE_S
 from tests.ray.jobs import ENDLESS, STEP_S, gone, steps_between, synthetic

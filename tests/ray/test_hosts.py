@@ -177,7 +177,7 @@ def trained(steps: int, islands: list[dict], tmp_path: Path, **sections) -> dict
         "name": "tiny",
         "islands": islands,
         "budget": {"steps": steps},
-        "model": {"factory": "tests.ray.tiny_model:build"},
+        "model": {"factory": "tests.own_models:tiny"},
         "data": {"source": "files", "files": [str(text)], "sequence_length": 16},
         "training": {"batch_size": 8, "inner_optimizer": {"warmup_steps": 2}},
         "evaluation": {"sequences": 8},

@@ -18,12 +18,12 @@ Start = Callable[[dict[str, Any]], Job]
 
 def test_the_traceback_of_a_users_model_is_in_the_log_of_its_island(start: Start, home: Path) -> None:
     document = synthetic(steps=100, groups=("asia",), recovery={"restarts_max": 0})
-    job = start(document | {"trainer": "learners.jax_trainer:create", "model": {"factory": "tests.ray.faulty:build"}})
+    job = start(document | {"trainer": "learners.jax_trainer:create", "model": {"factory": "tests.own_models:faulty"}})
     job.wait_for_state("asia", "failed")
     said = island_logbook(job.run_dir, "asia", 1).path.read_text()
     assert f"my factory is called in {job.id}:asia:1" in said
     assert "ERROR learners.island: the model cannot be built\nTraceback (most recent call last):" in said
-    assert 'tests/ray/faulty.py", line' in said
+    assert 'tests/own_models.py", line' in said
     assert "ValueError: my own mistake" in said
     assert "asia.1 is process" in service_logbook(job.run_dir, "controller").path.read_text()
 

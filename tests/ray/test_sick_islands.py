@@ -66,7 +66,7 @@ def test_an_island_whose_trainer_deadlocks_is_named_while_nothing_merges_and_com
     both = {"quorum": 2, "grace_cap_steps": None}
     limits = {"step_limit_s": 12.0, "step_limit_ratio": 2.0, "backoff_max_s": 1.0}
     document = synthetic(steps=100_000, groups=GROUPS, synchroniser=both, recovery=limits)
-    job = start(document, trainer="tests.ray.hanging:create")
+    job = start(document, trainer="tests.ray.trainers:create_hanging")
 
     def paused() -> str | None:
         view = job.status()["view"]

@@ -20,6 +20,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from orchestrator.parameters.journal import SUFFIX
+
 
 class Died(BaseException):
     """The process ends here. It is not an Exception, so that no product code catches it."""
@@ -328,3 +330,21 @@ class SimulatedStore:
     def delete(self, names: Iterable[str]) -> None:
         for name in names:
             self.objects.pop(name, None)
+
+
+class FaultyDisk(SimulatedDisk):
+    """A disk on which only the journal has faults, as scripted: ``faults`` maps the number of a journal's ``append`` or
+    ``sync``, from 1, to its fault.
+    """
+
+    def __init__(self, **faults: dict[int, str]) -> None:
+        super().__init__(self._scripted)
+        self.calls = {"append": 0, "sync": 0}
+        self._faults = faults
+
+    def _scripted(self, operation: Operation, path: Path) -> DiskFault | None:
+        if path.suffix != SUFFIX:
+            return None
+        self.calls[operation] += 1
+        fault = self._faults.get(operation, {}).get(self.calls[operation])
+        return DiskFault(fault) if fault else None

@@ -20,7 +20,7 @@ from orchestrator.tape.replay import replay
 from orchestrator.tape.schema import SEGMENT_BYTES_MAX, Header, Mark, Record, decode_line
 from orchestrator.tape.sealing import seal, unseal
 from orchestrator.tape.storage import TapeWriter, read_tape, sealed_path
-from tests.golden import recorded
+from tests.golden import record as golden
 from tests.swarm.disk import Died, DiskFault, Operation, SimulatedDisk, no_faults
 
 HEADER = Header("a job", sample_policy(2), 1.7e9)
@@ -218,7 +218,7 @@ def test_with_the_snapshot_at_the_last_cut_no_sealed_segment_is_read(tmp_path: P
     assert TapeWriter.reopen(writer.path, mark=later)[1].before == EACH + 2
 
 
-@pytest.mark.parametrize("path", recorded.tapes(), ids=lambda path: path.name.split(".")[0])
+@pytest.mark.parametrize("path", golden.tapes(), ids=lambda path: path.name.split(".")[0])
 def test_a_tape_of_an_earlier_release_goes_on_and_is_sealed_from_there(tmp_path: Path, path: Path) -> None:
     *lines, _ = gzip.decompress(path.read_bytes()).splitlines(keepends=True)  # without its footer
     half, tape = len(lines) // 2, tmp_path / "tape.jsonl"
