@@ -41,7 +41,7 @@ LIST_P95_GOAL_S = 0.1
 JOB_MIB_GOAL = 225.0
 """Half of the 450 MiB of a job whose synchroniser, controller and evaluator were a process each."""
 DURING_GOAL, AFTERWARDS_GOAL = 0.5, 0.9
-START_TIMEOUT_S = 1500.0
+START_TIMEOUT_S, END_TIMEOUT_S = 1500.0, 600.0
 NEARLY_ALL = 0.97
 """On a saturated machine one is always late, or placed again."""
 READ_EVERY_S, MEMORY_EVERY_S = 0.25, 5.0
@@ -108,11 +108,10 @@ def overload(asked: Options) -> list[Goal]:
         time.sleep(size.measure_s)
         tape = installation.runs / job / "tape.jsonl"
         during, afterwards = (_contributors(tape, *span) for span in (overloaded, recovered))
-        end(client, job)
-    for when, counts in (("during", during), ("afterwards", afterwards)):
-        print(
-            f"overload   {when}: {len(counts)} merges of {min(counts)} to {max(counts)} islands, {_median(counts):.0f} usual"
-        )
+        for when, counts in (("during", during), ("afterwards", afterwards)):
+            span = f"{len(counts)} merges of {min(counts)} to {max(counts)} islands, {_median(counts):.0f} usual"
+            print(f"overload   {when}: {span}")
+        end(client, job, END_TIMEOUT_S)
     goals = [
         at_least("overload islands in each merge", min(during) / size.islands, DURING_GOAL),
         at_least("overload islands in a merge two minutes later", _median(afterwards) / size.islands, AFTERWARDS_GOAL),

@@ -47,9 +47,9 @@ def wait(situation: Callable[[], Any], what: str, timeout_s: float = SITUATION_T
     return seen
 
 
-def end(client: Client, job: str) -> None:
+def end(client: Client, job: str, timeout_s: float = SITUATION_TIMEOUT_S) -> None:
     client.cancel(job)
-    wait(lambda: client.job(job).state.final, "the end")
+    wait(lambda: client.job(job).state.final, "the end", timeout_s)
 
 
 def stretches(client: Client, job: str, seconds: float, act: Callable[[], object]) -> list[float]:
