@@ -11,9 +11,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from api import cli
+from api.commands import data
 from orchestrator.errors import ConfigurationError, InvalidJobSpec
 from tests.api.installation import interruptible
 from tests.waiting import wait_until
@@ -130,3 +132,32 @@ def test_what_cannot_be_read_is_said_with_exit_code_2(tmp_path: Path) -> None:
         assert done.returncode == 2, done.stderr
         assert problem in done.stderr
         assert "Traceback" not in done.stderr
+
+
+# ── a specification or text ─────────────────────────────────────────────────────────────────────────────────────────────
+
+SPECIFICATION = {"islands": [{"node_group": "asia"}], "budget": {"steps": 1}, "data": {"source": "builtin"}}
+
+
+@pytest.mark.parametrize("name", ["job.json", "job.JSON", "job", "job.txt", "job.YAML", "job.yml"])
+def test_a_specification_is_one_whatever_it_is_called(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    path.write_text(json.dumps(SPECIFICATION))
+    assert data._is_specification(str(path))
+
+
+@pytest.mark.parametrize(
+    "text", ['{"text": "a"}\n{"text": "b"}\n', '{"text": "a"}', "[1, 2]", "budget: islands", "", "\x1f\x8b\x00", "{"]
+)
+def test_text_is_none(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "part.json"
+    path.write_text(text)
+    assert not data._is_specification(str(path))
+
+
+def test_a_specification_among_files_is_refused_by_name(tmp_path: Path) -> None:
+    part, job = tmp_path / "part.jsonl", tmp_path / "job.json"
+    part.write_text('{"text": "a"}\n')
+    job.write_text(json.dumps(SPECIFICATION))
+    with pytest.raises(typer.BadParameter, match=r"job\.json is a specification, which names its files"):
+        data.index([str(part), str(job)], tmp_path / "index")
