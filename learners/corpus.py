@@ -22,11 +22,13 @@ import sysconfig
 from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from functools import cache
+from math import ceil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from learners.held_out import HeldOutBatch
 from learners.island_spec import IslandSpec
 from learners.resharding import Draw, first_count, origins
 from learners.streaming.documents import Continuation, Reader, Unreadable, chosen, parts
@@ -39,6 +41,8 @@ from orchestrator.system.roots import AllowedRoots, shown
 NOWHERE = AllowedRoots()
 TEXT_BYTES_MAX = 2 << 30
 """The limit for all files together, because each island holds them: in memory they take 2.5 times as much."""
+SOURCE_SEQUENCES_MIN = 4
+"""The minimum held out of a source with a small weight, so that its loss is meaningful."""
 SKIPPED_FOLDERS = frozenset({"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"})
 
 
@@ -164,6 +168,38 @@ def held_out_sequences(corpus: Corpus, count: int, sequence_length: int) -> np.n
     windows = (len(corpus.held_out) - 1) // sequence_length
     picked = np.arange(min(count, windows)) * windows // min(count, windows)
     return sequences_at(corpus.held_out, picked, sequence_length)
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """The held-out tokens of one source, one-dimensional, with the average bytes of a token, if known."""
+
+    name: str
+    weight: float
+    tokens: np.ndarray
+    bytes_per_token: float | None
+
+
+def sequences_wanted(sequence_count: int, share: float) -> int:
+    """Return how many of ``sequence_count`` held-out sequences to measure of a source with this share."""
+    return max(SOURCE_SEQUENCES_MIN, ceil(sequence_count * share))
+
+
+def measured_batches(
+    sources: Sequence[Measured], sequence_count: int, batch_max: int, length: int
+) -> list[HeldOutBatch]:
+    """Return batches of one source each, all of one shape. The first ones, however many, have about each source's share."""
+    total = sum(source.weight for source in sources)
+    shares = [sequences_wanted(sequence_count, source.weight / total) for source in sources]
+    windows = [(len(source.tokens) - 1) // length for source in sources]
+    size = min(batch_max, *shares, *windows)
+    batches = []
+    for source, share, most in zip(sources, shares, windows, strict=True):
+        count = min(ceil(share / size), most // size)
+        picked = np.arange(count * size) * most // (count * size)
+        for number, sequences in enumerate(np.split(sequences_at(source.tokens, picked, length), count)):
+            batches.append(((number + 0.5) / count, HeldOutBatch(sequences, source.name, source.bytes_per_token)))
+    return [batch for _, batch in sorted(batches, key=lambda placed: placed[0])]
 
 
 def sequences_at(text: np.ndarray, windows: np.ndarray, sequence_length: int) -> np.ndarray:

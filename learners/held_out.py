@@ -76,11 +76,11 @@ Batch = TypeVar("Batch")
 
 @dataclass(frozen=True, slots=True)
 class HeldOutBatch:
-    """(sequences, sequence_length + 1) int32 ``tokens`` of one source, and the average bytes per token."""
+    """(sequences, sequence_length + 1) int32 ``tokens`` of one source, and the average bytes per token, if known."""
 
     tokens: np.ndarray
     source: str
-    bytes_per_token: float
+    bytes_per_token: float | None
 
 
 def measure(
@@ -116,8 +116,9 @@ def measure_by_source(
     whole = measure(batches, size, recorded, limit_s, clock)
     measured = list(zip(batches, losses[: whole.sequence_count // size], strict=False))
 
-    def bits(pairs: Sequence[tuple[HeldOutBatch, float]]) -> float:
-        return fsum(loss for _, loss in pairs) / fsum(batch.bytes_per_token for batch, _ in pairs) / log(2)
+    def bits(pairs: Sequence[tuple[HeldOutBatch, float]]) -> float | None:
+        sizes = [batch.bytes_per_token for batch, _ in pairs if batch.bytes_per_token is not None]
+        return fsum(loss for _, loss in pairs) / fsum(sizes) / log(2) if len(sizes) == len(pairs) else None
 
     by_name = {
         name: [pair for pair in measured if pair[0].source == name] for name in sorted({b.source for b, _ in measured})

@@ -76,14 +76,15 @@ def _data(spec: IslandSpec) -> dict[str, Any]:
     section, text = spec.job.data, Text(spec)
     batch = text.draw(0, spec.job.island_count)(0)
     held_out, own = text.held_out_batches(1), tokenizer.load(section, EVERYTHING)
+    first = [int(token) for token in batch[0, :SHOWN_TOKENS]]
     return {
         "tokenizer": section.tokenizer,
         "vocabulary_size": own.vocabulary_size,
         "separator": int(own.separator),
         "batch_shape": [batch.shape[0], batch.shape[1] - 1],
         "held_out_sequences": sum(map(len, held_out)),
-        "first_tokens": [int(token) for token in batch[0, :SHOWN_TOKENS]],
-        "first_text": own.decode([int(token) for token in batch[0, :SHOWN_TOKENS]]),
+        "first_tokens": first,
+        "first_text": own.decode(first) if max(first) < own.vocabulary_size else "",
         "flaws": asdict(text.flaws()),
     }
 

@@ -20,6 +20,7 @@ from learners.island_spec import Document, IslandSpec
 from learners.resharding import Draw
 from learners.streaming.documents import Unreadable
 from learners.streaming.streamed import Streamed
+from learners.streaming.tokens import Tokens
 from orchestrator.core.vocabulary import DataFlaws
 
 
@@ -45,7 +46,7 @@ class Text:
         own = tokenizer.load(section, spec.roots)
         if vocabulary_size is not None:
             tokenizer.require_fit(own, section, vocabulary_size)
-        self._text: Behind = Streamed(spec, own) if section.source == "streamed" else InMemory(spec, own)
+        self._text = _behind(spec, own, vocabulary_size)
 
     def draw(self, shard_index: int, shard_count: int) -> Draw:
         """Return a function that draws the batches of a shard. Raises ConfigurationError if there is too little text."""
@@ -74,6 +75,16 @@ class Text:
     def flaws(self) -> DataFlaws:
         """Return what could not be read as it is in the files, so far."""
         return self._text.flaws()
+
+
+def _behind(spec: IslandSpec, own: tokenizer.Tokenizer, vocabulary_size: int | None) -> Behind:
+    match spec.job.data.source:
+        case "streamed":
+            return Streamed(spec, own)
+        case "tokens":
+            return Tokens(spec, vocabulary_size)
+        case _:
+            return InMemory(spec, own)
 
 
 class InMemory:

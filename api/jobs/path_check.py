@@ -46,7 +46,7 @@ from orchestrator.status import NodeGroupRecord, UnseenFile
 from orchestrator.system.plain import brief, some_of
 from orchestrator.system.roots import Allowed, AllowedRoots, data_bytes, open_data
 from orchestrator.system.run_folder import TOKENIZER
-from orchestrator.text import data_index, tokenizer_file
+from orchestrator.text import data_index, token_files, tokenizer_file
 from orchestrator.text.data_index import FIELD as INDEX_FIELD
 
 DIGEST = "data.index_digest"
@@ -268,7 +268,9 @@ def _data_files(spec: JobSpec) -> Iterator[tuple[str, str]]:
     yield from ((f"{FILES}.{number}", path) for number, path in enumerate(spec.data.files))
     for index, source in enumerate(spec.data.sources):
         for field, paths in (("files", source.files), ("held_out", source.held_out)):
-            yield from ((f"data.sources.{index}.{field}.{number}", path) for number, path in enumerate(paths))
+            for number, path in enumerate(paths):
+                own = token_files.files_of(path) if spec.data.source == "tokens" else (path,)
+                yield from ((f"data.sources.{index}.{field}.{number}", one) for one in own)
     if spec.data.tokenizer != BYTES:
         yield TOKENIZER_FIELD, spec.data.tokenizer
     if spec.data.index is not None:

@@ -31,7 +31,7 @@ from pathlib import Path
 import numpy as np
 
 from learners import resharding
-from learners.corpus import joined, sequences_at, surprise, text_bytes
+from learners.corpus import Measured, joined, measured_batches, sequences_wanted, surprise, text_bytes
 from learners.held_out import HeldOut, HeldOutBatch, digest, smallest
 from learners.island_spec import IslandSpec
 from learners.resharding import Draw, origins
@@ -55,8 +55,6 @@ SEARCHED_BYTES = 256 << 20
 """A source is searched up to this size for documents that are held out by ratio."""
 TOKEN_BYTES_MAX = 8
 """Hardly any text has more bytes per token on average."""
-SOURCE_SEQUENCES_MIN = 4
-"""The minimum held out of a source with a small weight, so that its loss is meaningful."""
 
 log = logging.getLogger(__name__)
 
@@ -142,22 +140,8 @@ class Streamed:
         return [self._sections(number, shard, count) for number in range(len(self._located))]
 
     def held_out_batches(self, batch_max: int) -> list[HeldOutBatch]:
-        """Return batches of one source each, all of one shape.
-
-        The first ones, however many, have about each source's share.
-        """
-        shares = [self._share(source) for source in self._located]
-        windows = [(len(tokens) - 1) // self._length for tokens, _ in self._measured]
-        size = min(batch_max, *shares, *windows)
-        batches = []
-        for source, (tokens, bytes_per_token), share, most in zip(
-            self._located, self._measured, shares, windows, strict=True
-        ):
-            count = min(ceil(share / size), most // size)
-            picked = np.arange(count * size) * most // (count * size)
-            for number, sequences in enumerate(np.split(sequences_at(tokens, picked, self._length), count)):
-                batches.append(((number + 0.5) / count, HeldOutBatch(sequences, source.name, bytes_per_token)))
-        return [batch for _, batch in sorted(batches, key=lambda placed: placed[0])]
+        """Return batches of one source each, all of one shape. The first ones have about each source's share."""
+        return measured_batches(self._measured, self._spec.job.evaluation.sequences, batch_max, self._length)
 
     def unigram_loss(self) -> float:
         """Return nats per token on the held-out sequences, by the frequency of each token in the sample."""
@@ -166,18 +150,17 @@ class Streamed:
 
     def _share(self, source: Source) -> int:
         """Return how many held-out sequences of this source to measure."""
-        wanted = self._spec.job.evaluation.sequences
         total = sum(source.weight for source in self._located)
-        return max(SOURCE_SEQUENCES_MIN, ceil(wanted * source.weight / total))
+        return sequences_wanted(self._spec.job.evaluation.sequences, source.weight / total)
 
     # ── held-out text ─────────────────────────────────────────────────────────────────────────────────────────────
 
     @cached_property
-    def _measured(self) -> list[tuple[np.ndarray, float]]:
-        """The tokens to measure on, by source, with the average bytes of each token."""
+    def _measured(self) -> list[Measured]:
+        """The tokens to measure on, by source."""
         return [self._measured_of(source) for source in self._located]
 
-    def _measured_of(self, source: Source) -> tuple[np.ndarray, float]:
+    def _measured_of(self, source: Source) -> Measured:
         documents = self._held_out_documents(source)
         tokens = joined(self._tokenizer, documents)
         if len(tokens) <= self._length:
@@ -187,7 +170,7 @@ class Streamed:
             )
             remedy = "Name files in held_out of its source, raise data.held_out_ratio, or lower data.sequence_length."
             raise ConfigurationError(detail=f"{detail} {remedy}")
-        return tokens, text_bytes(documents) / len(tokens)
+        return Measured(source.name, source.weight, tokens, text_bytes(documents) / len(tokens))
 
     def _held_out_documents(self, source: Source) -> list[bytes]:
         """Return the documents to measure of a source, the same in every process: its share, if there is enough."""

@@ -36,6 +36,7 @@ SAME = (
     ("data", "files"),
     ("data", "sources"),
     ("data", "text_field"),
+    ("data", "samples"),
     ("data", "sequence_length"),
     ("data", "held_out_ratio"),
     ("data", "tokenizer"),
@@ -55,6 +56,7 @@ TOKENIZER = ("data", "tokenizer")
 LATER: Mapping[tuple[str, ...], Any] = {
     ("training", "inner_optimizer", "kind"): "adamw",
     ("data", "sources"): [],
+    ("data", "samples"): None,
     TOKENIZER: "bytes",
     ("data", "begin_token"): "none",
 }

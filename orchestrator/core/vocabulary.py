@@ -125,11 +125,11 @@ class FailureExtent(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SourceLoss:
-    """The held-out loss on one source of the data: nats per token, and bits per byte of its text."""
+    """The held-out loss on one source of the data: nats per token, and bits per byte of its text, if that is known."""
 
     source: str
     loss: float
-    bits_per_byte: float
+    bits_per_byte: float | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -116,6 +116,8 @@ SequenceCount = Annotated[int, Field(strict=True, ge=1, le=10**6)]
 """Sequences in one batch of one island, or held out; see ``STEP_TOKENS_MAX``."""
 MicrobatchCount = Annotated[int, Field(strict=True, ge=1, le=10**6)]
 """Parts of one batch of one island; as ``SequenceCount``."""
+SampleCount = Annotated[int, Field(strict=True, ge=1, le=10**12)]
+"""Sequences of a whole training run: of one token each, as many as ``StepCount``."""
 SequenceLength = Annotated[int, Field(strict=True, ge=1, le=2**20)]
 """Tokens of a sequence: a million is the longest context in use."""
 ParameterCount = Annotated[int, Field(strict=True, ge=1, le=10**9)]

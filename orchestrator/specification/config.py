@@ -45,6 +45,7 @@ from orchestrator.specification.training_sections import BUILT_IN_TRAINER as BUI
 from orchestrator.specification.training_sections import DataSection, ModelSection, TrainingSection
 from orchestrator.specification.validation import collected, omitted_count, problems_of, right_part, wrong_places
 from orchestrator.system.plain import counted
+from orchestrator.text import token_files
 from orchestrator.text.file_kinds import refusal
 
 UNKNOWN = "Remove it, or correct its spelling; deploy/configs/ holds complete examples."
@@ -279,9 +280,12 @@ def _data_problems(job: JobSpec) -> Iterable[Problem]:
 
 def _source_problems(job: JobSpec) -> Iterable[Problem]:
     data = job.data
-    if (data.source == "streamed") != bool(data.sources):
-        message = "go with source: streamed, and only with it."
+    if (data.source in ("streamed", "tokens")) != bool(data.sources):
+        message = "go with source: streamed or source: tokens, and only with these."
         yield Problem("data.sources", message, "Set data.source or list the sources.")
+    if data.samples is not None and data.source != "tokens":
+        message = f"is {data.samples:,}, but data.source is {data.source}: only tokens have an order of samples."
+        yield Problem("data.samples", message, "Leave it out, or set data.source to tokens.")
 
 
 def _source_name_problems(job: JobSpec) -> Iterable[Problem]:
@@ -350,7 +354,7 @@ def _file_problems(data: DataSection) -> Iterable[Problem]:
         for field, names in (("files", source.files), ("held_out", source.held_out)):
             named += [(f"data.sources.{index}.{field}.{number}", name) for number, name in enumerate(names)]
     for path, name in named:
-        if refused := refusal(name):
+        if refused := token_files.refusal(name) if data.source == "tokens" else refusal(name):
             yield Problem(path, f"is {name}, but it {refused.message}.", refused.remedy)
 
 

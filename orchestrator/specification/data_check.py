@@ -29,8 +29,9 @@ from orchestrator.specification.config import JobSpec
 from orchestrator.specification.training_sections import FILES_MAX
 from orchestrator.system.roots import AllowedRoots, data_bytes, open_data, open_folder, shown
 from orchestrator.system.threads import BoundedThreads
-from orchestrator.text import file_kinds, parquet_bytes
+from orchestrator.text import file_kinds, parquet_bytes, token_files
 from orchestrator.text.file_kinds import Format, Head, Misfit, kind_of
+from orchestrator.text.token_files import NotTokens
 
 OF_PATTERNS = frozenset("*?[")
 SHOWN_MAX = 3
@@ -129,12 +130,13 @@ _store_threads = BoundedThreads("data files in stores", 8)
 
 @dataclass(frozen=True, slots=True)
 class _Field:
-    """The files of one field, with the field that has their text."""
+    """The files of one field, with the field that has their text; or the vocabulary of tokens, 0 if it is unknown."""
 
     path: str
     files: Sequence[str]
     text_field: str
     text_field_path: str
+    vocabulary_size: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,6 +254,8 @@ class _Look:
         path = self._field.files[number]
         try:
             size = data_bytes(self._roots, path)
+            if self._field.vocabulary_size is not None:
+                return _Seen(size, self._token_problem(number, path, self._field.vocabulary_size))
             return _Seen(size, self._content_problem(number, path) if content and size else None)
         except OutsideRoots:
             return _Seen(None)  # reported elsewhere
@@ -275,6 +279,27 @@ class _Look:
             return _Seen(None, self._problem(number, message, "Correct the path, or the file's permissions."))
         except Exception:  # whatever a store's library raises; islands may reach it
             return _Seen(None)
+
+    def _token_problem(self, number: int, path: str, vocabulary_size: int) -> Problem | None:
+        """Return why a file of tokens is not read. Its index is found beside it. Raises OSError if neither is here."""
+        with open_data(self._roots, path) as file:
+            try:
+                if token_files.has_index(path):
+                    try:
+                        with open_data(self._roots, token_files.index_of(path)) as index:
+                            layout = token_files.megatron_layout(file, index)
+                    except FileNotFoundError:
+                        message = (
+                            f"is {shown(path)}, whose index {shown(token_files.index_of(path))} does not exist here."
+                        )
+                        return self._problem(number, message, "Copy the .idx beside the .bin.")
+                else:
+                    layout = token_files.array_layout(file)
+                if vocabulary_size and (place_and_token := token_files.beyond(file, layout, vocabulary_size)):
+                    raise token_files.too_large(*place_and_token, vocabulary_size)
+            except NotTokens as error:
+                return self._problem(number, f"is {shown(path)}, but this file {error.message}.", error.remedy)
+        return None
 
     def _content_problem(self, number: int, path: str) -> Problem | None:
         with open_data(self._roots, path) as file:
@@ -330,8 +355,11 @@ def _fields(spec: JobSpec) -> Iterator[_Field]:
     for index, source in enumerate(data.sources):
         for name, files in (("files", source.files), ("held_out", source.held_out)):
             if files:
-                where = f"data.sources.{index}"
-                yield _Field(f"{where}.{name}", files, source.text_field, f"{where}.text_field")
+                where, size = f"data.sources.{index}", None
+                if data.source == "tokens":
+                    network = spec.model.network
+                    size = network.vocabulary_size if network is not None else 0
+                yield _Field(f"{where}.{name}", files, source.text_field, f"{where}.text_field", size)
 
 
 def _spread(numbers: Sequence[int], most: int) -> list[int]:

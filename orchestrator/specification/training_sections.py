@@ -24,6 +24,7 @@ from orchestrator.specification.bounds import (
     RateRatio,
     Ratio,
     RatioBelowOne,
+    SampleCount,
     SequenceCount,
     SequenceLength,
     SourceWeight,
@@ -124,6 +125,10 @@ class DataSection(Section):
     times its size in memory; use it for some 100 MB, and at most 2 GiB. ``source: streamed`` reads ``sources`` a few
     megabytes at a time, and each island reads only its own part.
 
+    ``source: tokens`` reads ``sources`` that are tokens already: `.npy` (integers; one dimension, or two with a document in
+    each row) and Megatron-LM's `.bin`, with its `.idx` beside it. The tokens are drawn as they are, in the order of
+    Megatron-LM's ``GPTDataset``. Without ``held_out`` of a source, its last documents are held out.
+
     The commands of ``atoll`` accept paths relative to the specification; over REST they must be absolute, or URLs of a store
     (s3://…, gs://…). The node of every island must be able to read the files, below a root (`atoll up --data`). The same
     applies to ``tokenizer``, which is `bytes`, a `tokenizer.json` of Hugging Face's tokenizers or a `.model` of
@@ -131,7 +136,7 @@ class DataSection(Section):
     read it, and the length of an epoch is estimated if an island's part of a source has more than 1 GiB.
     """
 
-    source: Literal["builtin", "files", "streamed"] = "builtin"
+    source: Literal["builtin", "files", "streamed", "tokens"] = "builtin"
     files: Annotated[tuple[Location, ...], Field(max_length=FILES_MAX)] = ()
     sources: Annotated[tuple[SourceSection, ...], Field(max_length=SOURCES_MAX)] = ()
     text_field: Word = Field(default="text", description="for source: files")
@@ -156,6 +161,11 @@ class DataSection(Section):
     stored_bytes: Annotated[tuple[StoredBytes, ...], Field(max_length=SOURCES_MAX)] = Field(
         default=(),
         description="size of each source's files on the service's machine, if there is no index; filled in by the service",
+    )
+    samples: SampleCount | None = Field(
+        default=None,
+        description="for source: tokens: the number of samples of one order, as Megatron-LM's data sets have it; null: "
+        "those of one epoch",
     )
     sequence_length: SequenceLength = 128
     held_out_ratio: Annotated[float, Field(strict=True, ge=1e-6, lt=0.5)] = 0.02

@@ -1,0 +1,318 @@
+"""A data set of tokens that are already there (``data.source: tokens``), in the order of Megatron-LM's ``GPTDataset``.
+
+A source's documents follow each other in a shuffled order, and are cut into samples of ``sequence_length`` + 1 tokens,
+neighbours sharing one. The samples are drawn in a shuffled order, too:
+
+   documents    all documents of all epochs, shuffled; the last epoch apart if less than 80 % of it is needed
+   sample i     tokens i·L to (i + 1)·L of these documents
+   order        the samples shuffled, those of a last epoch that is apart behind the others
+
+Both shuffles are NumPy's ``RandomState(seed)``, one after the other, so the order equals that of Megatron-LM for the same
+files, seed, length and number of samples, element by element. Where Megatron-LM holds an index of samples, a binary search
+in the documents' ends finds the same place. Without ``data.samples`` an order has one epoch, and epoch e the seed + e.
+
+Shard s of n draws elements s, s + n, s + 2·n … of that order, so all shards together draw what one reader would, and a
+sequence depends on its number alone. Nothing is read before it is drawn. A file is read by `pread` and not mapped: a mapped
+file that is cut short ends the process by a signal. An island holds about 40 bytes for each document and 4 for each sample.
+
+Source: Megatron-LM, ``core/datasets/gpt_dataset.py`` (the algorithm; the code is ours).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property, lru_cache
+from math import ceil
+from typing import IO
+
+import numpy as np
+
+from learners import resharding
+from learners.corpus import Measured, measured_batches, sequences_wanted, surprise
+from learners.held_out import HeldOutBatch
+from learners.island_spec import IslandSpec
+from learners.resharding import Draw, origins
+from learners.streaming.order import Mixture, key
+from orchestrator.core.vocabulary import DataFlaws
+from orchestrator.errors import ConfigurationError
+from orchestrator.specification.training_sections import SourceSection
+from orchestrator.system.roots import AllowedRoots, open_data, shown
+from orchestrator.text import token_files
+from orchestrator.text.token_files import NotTokens, TokenLayout
+
+DOCUMENTS_MAX = SAMPLES_MAX = 1 << 28
+"""Of one order, in all its epochs: 4 GiB and 1 GiB of memory."""
+SEPARATE_BELOW = 0.8
+"""The share of the last epoch's samples below which its documents are not shuffled with the others."""
+OPEN_FILES = 64
+ORDERS_PER_SOURCE = 3
+"""The orders in memory: of the present epoch and its neighbours, because an island may continue shards of others."""
+FREQUENCY_TOKENS = 1 << 20
+"""How many tokens of each source are counted for the unigram loss."""
+
+
+@dataclass(frozen=True, slots=True)
+class OrderSize:
+    """The ``epochs`` of one order, and its samples: ``shuffled_count`` among themselves, then the others."""
+
+    epochs: int
+    sample_count: int
+    shuffled_count: int
+
+    @classmethod
+    def of(cls, epoch_tokens: int, length: int, wanted: int | None = None) -> OrderSize:
+        """Return the size of an order of ``wanted`` samples; of one epoch if None."""
+        epochs = 1 if wanted is None else max(1, -(-(wanted * length + 1) // epoch_tokens))
+        sample_count = (epochs * epoch_tokens - 1) // length
+        before = ((epochs - 1) * epoch_tokens - 1) // length
+        of_epoch = (epoch_tokens - 1) // length
+        is_apart = epochs > 1 and wanted is not None and wanted - before < int(SEPARATE_BELOW * of_epoch)
+        return cls(epochs, sample_count, before if is_apart else sample_count)
+
+    @property
+    def is_last_apart(self) -> bool:
+        return self.shuffled_count < self.sample_count
+
+
+class GptOrder:
+    """The samples of documents with these ``lengths``, in an order of this size."""
+
+    def __init__(self, lengths: np.ndarray, length: int, seed: int, size: OrderSize) -> None:
+        state = np.random.RandomState(seed % 2**32)
+        everything = np.arange(len(lengths), dtype=np.int32)
+        parts = [np.tile(everything, n) for n in ((size.epochs - 1, 1) if size.is_last_apart else (size.epochs,))]
+        for part in parts:
+            state.shuffle(part)
+        self._documents = np.concatenate(parts)
+        self._ends = np.cumsum(lengths[self._documents], dtype=np.int64)
+        self._length = length
+        first = np.arange(size.shuffled_count, dtype=np.uint32)
+        last = np.arange(size.shuffled_count, size.sample_count, dtype=np.uint32)
+        state.shuffle(first)
+        if len(last):
+            state.shuffle(last)
+        self._samples = np.concatenate([first, last])
+
+    def parts(self, number: int) -> Iterator[tuple[int, int, int]]:
+        """Yield the parts of the sample that is drawn as ``number``: a document, the first token of it, and how many."""
+        at = int(self._samples[number]) * self._length
+        left, place = self._length + 1, int(np.searchsorted(self._ends, at, side="right"))
+        while left:
+            end = int(self._ends[place])
+            count = min(left, end - at)
+            document = int(self._documents[place])
+            if count:
+                start = int(self._ends[place - 1]) if place else 0
+                yield document, at - start, count
+            at, left, place = at + count, left - count, place + 1
+
+
+class Documents:
+    """The documents of several files, one after the other, as if they were one file."""
+
+    def __init__(self, roots: AllowedRoots, paths: Sequence[str], vocabulary_size: int | None) -> None:
+        """Read the files' headers and indices. Raises ConfigurationError for a file that cannot be read; OutsideRoots."""
+        self._roots, self._vocabulary_size = roots, vocabulary_size
+        self._paths = list(paths)
+        self._opened = lru_cache(maxsize=OPEN_FILES)(lambda path: open_data(roots, path))
+        layouts = [self._read(path) for path in self._paths]
+        self._layouts = [layout for layout, _, _ in layouts]
+        self._file = np.repeat(np.arange(len(layouts), dtype=np.int32), [len(starts) for _, starts, _ in layouts])
+        self._starts = np.concatenate([starts for _, starts, _ in layouts])
+        self.lengths = np.concatenate([lengths for _, _, lengths in layouts])
+
+    def tokens(self, document: int, first: int, count: int) -> np.ndarray:
+        """Return tokens of a document: (count,) of the file's dtype.
+
+        Raises ConfigurationError for a token that the model lacks, or a file that ended.
+        """
+        at = int(self._file[document])
+        path, layout = self._paths[at], self._layouts[at]
+        place = int(self._starts[document]) + first
+        size = count * layout.token_bytes
+        content = os.pread(self._opened(path).fileno(), size, layout.begin + place * layout.token_bytes)
+        if len(content) != size:
+            detail = f"data.sources: {shown(path)} has become shorter while the job reads it."
+            raise ConfigurationError(detail=f"{detail} Write changed data to a new file.")
+        tokens = np.frombuffer(content, layout.dtype)
+        limit = self._vocabulary_size or 1 << 31
+        if len(tokens) and not (int(tokens.min()) >= 0 and int(tokens.max()) < limit):
+            wrong = int(np.flatnonzero((tokens < 0) | (tokens >= limit))[0])
+            refused = token_files.too_large(place + wrong, int(tokens[wrong]), limit)
+            raise ConfigurationError(detail=f"data.sources: {shown(path)}: {refused}")
+        return tokens
+
+    def _read(self, path: str) -> tuple[TokenLayout, np.ndarray, np.ndarray]:
+        try:
+            with open_data(self._roots, path) as file:
+                if token_files.has_index(path):
+                    with open_data(self._roots, token_files.index_of(path)) as index:
+                        layout = token_files.megatron_layout(file, index)
+                        return layout, *_indexed(layout, token_files.index_layout(index), index)
+                layout = token_files.array_layout(file)
+                length = layout.row_length or 0
+                count = layout.count // length if length else 0
+                return layout, np.arange(count, dtype=np.int64) * length, np.full(count, length, np.int64)
+        except NotTokens as error:
+            raise ConfigurationError(detail=f"data.sources: {shown(path)}: {error}") from error
+        except OSError as error:
+            detail = f"data.sources: {shown(path)} or its index cannot be read here ({error.strerror or error})."
+            raise ConfigurationError(detail=f"{detail} They must exist on every node.") from error
+
+
+def _indexed(layout: TokenLayout, header: token_files.IndexLayout, index: IO[bytes]) -> tuple[np.ndarray, np.ndarray]:
+    """Return first tokens and lengths of the documents of an index. Raises NotTokens for impossible ones."""
+    index.seek(header.lengths_at)
+    lengths = np.frombuffer(index.read(4 * header.count), "<i4").astype(np.int64)
+    places = np.frombuffer(index.read(8 * header.count), "<i8").astype(np.int64)
+    size = layout.token_bytes
+    ends = places + lengths * size
+    if np.any(lengths < 0) or np.any(places < 0) or np.any(places % size) or np.any(ends > layout.count * size):
+        raise NotTokens("has an .idx with documents outside the .bin", "Write both files again, in one run.")
+    return places // size, lengths
+
+
+@dataclass(frozen=True, slots=True)
+class TokenSource:
+    """A source: its documents, the lengths of those to train on, and the held-out text.
+
+    A document from which tokens are held out keeps its first ones for training.
+    """
+
+    name: str
+    weight: float
+    documents: Documents
+    training: np.ndarray
+    training_tokens: int
+    held_out: np.ndarray
+
+
+class Tokens:
+    """The ``sources`` of a ``data`` section with ``source: tokens``. Nothing is read before it is needed."""
+
+    def __init__(self, spec: IslandSpec, vocabulary_size: int | None) -> None:
+        self._spec, self._data, self._seed = spec, spec.job.data, spec.job.seed
+        self._length = self._data.sequence_length
+        network = spec.job.model.network
+        self._vocabulary_size = vocabulary_size or (network.vocabulary_size if network is not None else None)
+        self._order = lru_cache(maxsize=ORDERS_PER_SOURCE * len(self._data.sources))(self._made)
+
+    def flaws(self) -> DataFlaws:
+        """Return no flaws: a file of tokens is read as it is, or not at all."""
+        return DataFlaws(0)
+
+    def draw(self, shard_index: int, shard_count: int) -> Draw:
+        """Return a function that draws a shard's batches. Raises ConfigurationError if there are too few tokens."""
+        cut_into = resharding.first_count(self._spec.resumptions, shard_count)
+        for source in self._sources:
+            if (count := self._size(source).sample_count) < cut_into:
+                detail = f"data.sources: {source.name} has {count:,} sequences of {self._length} tokens to train on"
+                remedy = "Add files, or lower data.sequence_length."
+                raise ConfigurationError(detail=f"{detail}, too few for {cut_into} islands. {remedy}")
+
+        @cache
+        def mixture(shard: int) -> Mixture:
+            return Mixture([source.weight for source in self._sources], key("mixture", self._seed, shard))
+
+        def sequence(shard: int, number: int) -> np.ndarray:
+            source, rank = mixture(shard).source(number)
+            return self._sequence(source, shard + cut_into * rank)
+
+        def draw(number: int) -> np.ndarray:
+            places = origins(self._spec.resumptions, self._spec.batch_size, shard_index, shard_count, number)
+            return np.stack([sequence(*place) for place in places])
+
+        return draw
+
+    def held_out_batches(self, batch_max: int) -> list[HeldOutBatch]:
+        """Return batches of one source each, all of one shape. The first ones have about each source's share."""
+        measured = [Measured(one.name, one.weight, one.held_out, None) for one in self._sources]
+        return measured_batches(measured, self._spec.job.evaluation.sequences, batch_max, self._length)
+
+    def unigram_loss(self) -> float:
+        """Return nats per token on the held-out sequences, by the tokens' frequencies in the first training sequences."""
+        held_out = np.concatenate([batch.tokens for batch in self.held_out_batches(1)])
+        counts = np.zeros(self._vocabulary_size or int(held_out.max()) + 1, np.int64)
+        for number, source in enumerate(self._sources):
+            most = min(self._size(source).sample_count, max(1, FREQUENCY_TOKENS // self._length))
+            for at in range(most):
+                counted = np.bincount(self._sequence(number, at), minlength=len(counts))
+                counts = counted + np.pad(counts, (0, len(counted) - len(counts)))
+        return surprise(counts, held_out)
+
+    def _sequence(self, number: int, element: int) -> np.ndarray:
+        """Return element ``element`` of a source's order: (sequence_length + 1,) int32."""
+        source = self._sources[number]
+        epoch, within = divmod(element, self._size(source).sample_count)
+        documents = source.documents
+        parts = [documents.tokens(*part) for part in self._order(number, epoch).parts(within)]
+        return np.concatenate(parts).astype(np.int32)
+
+    def _size(self, source: TokenSource) -> OrderSize:
+        return OrderSize.of(source.training_tokens, self._length, self._data.samples)
+
+    def _made(self, number: int, epoch: int) -> GptOrder:
+        source = self._sources[number]
+        size, lengths = self._size(source), source.training
+        if len(lengths) * size.epochs > DOCUMENTS_MAX or size.sample_count > SAMPLES_MAX:
+            detail = (
+                f"data.sources: an order of {source.name} has {len(lengths) * size.epochs:,} documents and "
+                f"{size.sample_count:,} sequences, but at most {DOCUMENTS_MAX:,} and {SAMPLES_MAX:,} are possible."
+            )
+            raise ConfigurationError(detail=f"{detail} Use several sources, longer sequences, or smaller data.samples.")
+        return GptOrder(lengths, self._length, self._seed + epoch, size)
+
+    @cached_property
+    def _sources(self) -> list[TokenSource]:
+        return [self._source(section) for section in self._data.sources]
+
+    def _source(self, section: SourceSection) -> TokenSource:
+        documents = Documents(self._spec.roots, section.files, self._vocabulary_size)
+        lengths, total = documents.lengths, int(documents.lengths.sum())
+        if section.held_out:
+            reserved = Documents(self._spec.roots, section.held_out, self._vocabulary_size)
+            training, held_out = lengths, self._joined(reserved, np.zeros(len(reserved.lengths), np.int64))
+        else:
+            training = held_back(lengths, max(ceil(self._data.held_out_ratio * total), self._length + 1))
+            held_out = self._joined(documents, training)
+            count = int(np.count_nonzero(np.cumsum(training[::-1])))
+            training = training[:count]
+        training_tokens = int(training.sum())
+        for what, count in (("training", training_tokens), ("held-out", len(held_out))):
+            if count <= self._length:
+                detail = f"data.sources: {section.name} has {count:,} {what} tokens, fewer than one sequence of "
+                remedy = "Add files, or lower data.sequence_length."
+                raise ConfigurationError(detail=f"{detail}{self._length + 1}. {remedy}")
+        return TokenSource(section.name, section.weight, documents, training, training_tokens, held_out)
+
+    def _joined(self, documents: Documents, first: np.ndarray) -> np.ndarray:
+        """Return what follows the ``first`` tokens of each document, joined; as much as is measured: one-dimensional."""
+        wanted = sequences_wanted(self._spec.job.evaluation.sequences, 1.0) * self._length + 1
+        parts, size = [np.zeros(0, np.int32)], 0
+        left = documents.lengths - first
+        for document in np.flatnonzero(left):
+            if size >= wanted:
+                break
+            start, count = int(first[document]), min(int(left[document]), wanted - size)
+            parts.append(documents.tokens(int(document), start, count).astype(np.int32))
+            size += count
+        return np.concatenate(parts)
+
+
+def held_back(lengths: np.ndarray, wanted: int) -> np.ndarray:
+    """Return how many of each document's first tokens are trained on, if ``wanted`` at the end are held out.
+
+    Whole documents are held out from the end on, unless they would have more than half of all tokens: then exactly
+    ``wanted`` tokens, from the end of the last documents.
+    """
+    total = int(lengths.sum())
+    ends = np.cumsum(lengths)
+    cut = max(0, total - wanted)
+    place = int(np.searchsorted(ends, cut, side="right"))
+    start = int(ends[place - 1]) if place else 0
+    limit = start if total - start <= total / 2 else cut
+    begins = ends - lengths
+    counts: np.ndarray = np.clip(limit - begins, 0, lengths)
+    return counts

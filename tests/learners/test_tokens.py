@@ -1,0 +1,254 @@
+"""A job's tokens that are there already: Megatron's order, each island's own part, and files that do not fit refused."""
+
+from __future__ import annotations
+
+import struct
+
+import numpy as np
+import pytest
+
+from learners.streaming.tokens import GptOrder, OrderSize, held_back
+from learners.text import Text
+from orchestrator.errors import ConfigurationError
+from orchestrator.specification.config import parse_job
+from orchestrator.specification.data_check import data_problems
+from orchestrator.system.roots import AllowedRoots
+
+LENGTH = 8
+VOCABULARY = 2_000
+
+
+def write_megatron(prefix, documents, dtype="<u2") -> str:
+    """Write .bin and .idx as Megatron-LM's `IndexedDatasetBuilder` does, by the layout that it documents."""
+    code = {"<u1": 1, "<i4": 4, "<i8": 5, "<f4": 7, "<u2": 8}[dtype]
+    arrays = [np.array(document, dtype) for document in documents]
+    prefix.with_suffix(".bin").write_bytes(b"".join(array.tobytes() for array in arrays))
+    lengths = np.array([len(array) for array in arrays], "<i4")
+    places = np.cumsum([0, *(array.nbytes for array in arrays)])[: len(arrays)].astype("<i8")
+    header = b"MMIDIDX\x00\x00" + struct.pack("<QBQQ", 1, code, len(arrays), len(arrays) + 1)
+    bounds = np.arange(len(arrays) + 1, dtype="<i8")
+    prefix.with_suffix(".idx").write_bytes(header + lengths.tobytes() + places.tobytes() + bounds.tobytes())
+    return str(prefix.with_suffix(".bin"))
+
+
+def numbered(lengths) -> list[list[int]]:
+    """Documents in which every token differs."""
+    tokens = iter(range(1, VOCABULARY))
+    return [[next(tokens) for _ in range(length)] for length in lengths]
+
+
+def reference(documents, length, seed, sample_count=None) -> list[list[int]]:
+    """The samples of `GPTDataset` in their order, from its published algorithm, with lists and one walk over all tokens."""
+    per_epoch = sum(map(len, documents))
+    epochs, tokens = 1, per_epoch
+    while sample_count is not None and tokens < sample_count * length + 1:
+        epochs, tokens = epochs + 1, tokens + per_epoch
+    sans_final = ((epochs - 1) * per_epoch - 1) // length
+    separate = epochs > 1 and sample_count - sans_final < int(0.80 * ((per_epoch - 1) // length))
+    state = np.random.RandomState(seed)
+
+    def document_index(count):
+        index = np.array([number for _ in range(count) for number in range(len(documents))], np.int32)
+        state.shuffle(index)
+        return index.tolist()
+
+    order = document_index(epochs - 1) + document_index(1) if separate else document_index(epochs)
+    walk = [token for number in order for token in documents[number]]
+    samples = [walk[at : at + length + 1] for at in range(0, len(walk) - length, length)]
+    first = np.arange(sans_final if separate else len(samples), dtype=np.uint32)
+    state.shuffle(first)
+    last = np.arange(len(first), len(samples), dtype=np.uint32)
+    if separate:
+        state.shuffle(last)
+    return [samples[number] for number in (*first.tolist(), *last.tolist())]
+
+
+@pytest.mark.parametrize("sample_count", [None, 10, 40, 60, 75, 200])
+@pytest.mark.parametrize("seed", [0, 1234])
+def test_the_order_is_that_of_megatrons_data_set_element_by_element(sample_count, seed) -> None:
+    documents = numbered(np.random.default_rng(seed).integers(0, 40, 15))
+    lengths = np.array(list(map(len, documents)))
+    size = OrderSize.of(int(lengths.sum()), LENGTH, sample_count)
+    order = GptOrder(lengths, LENGTH, seed, size)
+    ours = [
+        [
+            token
+            for document, first, count in order.parts(number)
+            for token in documents[document][first : first + count]
+        ]
+        for number in range(size.sample_count)
+    ]
+    assert ours == reference(documents, LENGTH, seed, sample_count)
+
+
+def test_the_last_epoch_is_apart_in_some_of_these_orders_and_not_in_others() -> None:
+    sizes = [OrderSize.of(300, LENGTH, count) for count in (10, 40, 60, 70, 200)]
+    assert {size.is_last_apart for size in sizes} == {True, False}
+    assert [size.epochs for size in sizes] == [1, 2, 2, 2, 6]
+
+
+@pytest.fixture
+def make_text(make_job, tmp_path):
+    def make(sources, seed=0, batch_size=2, legs=(), root=tmp_path, **data):
+        section = {"source": "tokens", "sequence_length": LENGTH, "sources": sources, **data}
+        model = {"vocabulary_size": VOCABULARY}
+        spec = make_job(data=section, seed=seed, training={"batch_size": batch_size}, model=model)
+        return Text({**spec, "roots": AllowedRoots.only(root), "legs": legs}, VOCABULARY)
+
+    return make
+
+
+def drawn(text, shard, count, batches) -> list[list[int]]:
+    draw = text.draw(shard, count)
+    return [sequence.tolist() for number in range(batches) for sequence in draw(number)]
+
+
+@pytest.fixture
+def source(tmp_path):
+    documents = numbered(np.random.default_rng(3).integers(5, 30, 60))
+    reserved = write_megatron(tmp_path / "reserved", [range(1_500, 1_600)])
+    return {"name": "web", "files": [write_megatron(tmp_path / "web", documents)], "held_out": [reserved]}, documents
+
+
+def test_islands_together_draw_what_megatron_draws(make_text, source) -> None:
+    section, documents = source
+    expected = reference(documents, LENGTH, 7)
+    expected += reference(documents, LENGTH, 8)  # the next epoch
+    shards = [drawn(make_text([section], seed=7), shard, 3, 20) for shard in range(3)]
+    assert [shards[g % 3][g // 3] for g in range(120)] == expected[:120]
+
+
+def test_an_order_of_several_epochs_is_that_of_a_training_run(make_text, source) -> None:
+    section, documents = source
+    expected = reference(documents, LENGTH, 7, sample_count=300)
+    assert drawn(make_text([section], seed=7, samples=300), 0, 1, 150) == expected[:300]
+
+
+def test_islands_of_a_resumed_job_draw_the_rest_once(make_text, source) -> None:
+    section, documents = source
+    before = [drawn(make_text([section]), shard, 2, cursor) for shard, cursor in ((0, 9), (1, 5))]
+    resumed = make_text([section], legs=[(2, (9, 5))])
+    after = [sequence for shard in range(3) for sequence in drawn(resumed, shard, 3, 12)]
+    everything = [tuple(sequence) for part in (*before, after) for sequence in part]
+    assert len(set(everything)) == len(everything) == 2 * 14 + 3 * 24
+    assert set(everything) < set(map(tuple, reference(documents, LENGTH, 0)))
+
+
+def test_sources_have_their_shares_whatever_their_formats(make_text, tmp_path) -> None:
+    np.save(tmp_path / "rows.npy", np.arange(400, dtype=np.uint16).reshape(20, 20))
+    np.save(tmp_path / "long.npy", np.arange(1_000, 1_900, dtype=np.int64))
+    sources = [
+        {"name": "rows", "files": [str(tmp_path / "rows.npy")], "weight": 3},
+        {"name": "long", "files": [str(tmp_path / "long.npy")], "weight": 1},
+    ]
+    text = make_text(sources)
+    of_long = sum(sequence[0] >= 1_000 for sequence in drawn(text, 0, 2, 512))
+    assert of_long == 256
+    held_out = {int(token) for batch in text.held_out_batches(4) for token in batch.ravel()}
+    trained = {token for shard in range(2) for sequence in drawn(text, shard, 2, 512) for token in sequence}
+    assert not held_out & trained
+    assert max(held_out) == 1_898, "of its last 18 tokens, two sequences"
+    assert {380, 396} <= held_out, "the last row"
+    assert len(held_out | trained) > 1_200, "of 1,300"
+    assert 0 < text.unigram_loss() < np.log(VOCABULARY) + 1
+
+
+def test_the_last_documents_are_held_out_and_of_one_long_document_its_end() -> None:
+    assert held_back(np.array([10, 10, 10, 10]), 3).tolist() == [10, 10, 10, 0]
+    assert held_back(np.array([10, 10, 10, 10]), 11).tolist() == [10, 10, 0, 0]
+    assert held_back(np.array([100]), 7).tolist() == [93]
+    assert held_back(np.array([10, 100]), 7).tolist() == [10, 93]
+
+
+def test_a_source_too_small_for_the_islands_is_refused(make_text, tmp_path) -> None:
+    np.save(tmp_path / "small.npy", np.arange(40, dtype=np.uint16))
+    with pytest.raises(
+        ConfigurationError, match=r"small has 3 sequences of 8 tokens to train on, too few for 4 islands"
+    ):
+        make_text([{"name": "small", "files": [str(tmp_path / "small.npy")]}]).draw(0, 4)
+    np.save(tmp_path / "none.npy", np.arange(0, dtype=np.uint16))
+    with pytest.raises(ConfigurationError, match="none has 0 training tokens"):
+        make_text([{"name": "none", "files": [str(tmp_path / "none.npy")]}]).draw(0, 4)
+
+
+def test_a_token_beyond_the_vocabulary_is_refused_when_it_is_drawn(make_text, tmp_path) -> None:
+    tokens = np.arange(60, dtype=np.int32)
+    tokens[11] = 50_256
+    np.save(tmp_path / "other.npy", tokens)
+    text = make_text([{"name": "other", "files": [str(tmp_path / "other.npy")]}])
+    with pytest.raises(
+        ConfigurationError, match=r"other\.npy.: it has the token 50,256 \(number 11\), but the model's voc"
+    ):
+        drawn(text, 0, 1, 20)
+
+
+def problems_of(tmp_path, make_job, path) -> list[str]:
+    data = {"source": "tokens", "sources": [{"name": "web", "files": [str(path)]}], "sequence_length": LENGTH}
+    spec = parse_job(make_job(data=data, model={"vocabulary_size": VOCABULARY}))
+    return [str(problem) for problem in data_problems(spec, AllowedRoots.only(tmp_path))]
+
+
+def test_files_that_fit_have_no_problem_at_submission(tmp_path, make_job) -> None:
+    np.save(tmp_path / "rows.npy", np.zeros((3, 50), np.uint32))
+    assert problems_of(tmp_path, make_job, tmp_path / "rows.npy") == []
+    assert problems_of(tmp_path, make_job, write_megatron(tmp_path / "web", [range(40)], "<i4")) == []
+
+
+def cut_short(path) -> None:
+    path.write_bytes(path.read_bytes()[:-2])
+
+
+def test_files_that_do_not_fit_are_refused_at_submission(tmp_path, make_job) -> None:
+    def refused(path) -> str:
+        (problem,) = problems_of(tmp_path, make_job, path)
+        assert problem.startswith("data.sources.0.files.0: is ")
+        return problem
+
+    write_megatron(tmp_path / "short", [range(40), range(9)])
+    cut_short(tmp_path / "short.bin")
+    assert "has 96 bytes, but the documents of its .idx end at byte 98. Copy both" in refused(tmp_path / "short.bin")
+    write_megatron(tmp_path / "broken", [range(40)])
+    cut_short(tmp_path / "broken.idx")
+    assert "has 60 bytes, but 62 for the 1 documents of its header" in refused(tmp_path / "broken.bin")
+    write_megatron(tmp_path / "floats", [range(40)], "<f4")
+    assert "says dtype code 7 (f4), and tokens are integers" in refused(tmp_path / "floats.bin")
+    write_megatron(tmp_path / "alone", [range(40)])
+    (tmp_path / "alone.idx").unlink()
+    assert "whose index" in refused(tmp_path / "alone.bin")
+    (tmp_path / "text.bin").write_bytes(b"some text")
+    (tmp_path / "text.idx").write_bytes(b"some text" * 20)
+    assert "is no index of Megatron-LM" in refused(tmp_path / "text.bin")
+    for name, array, words in (
+        ("floats", np.zeros(99), "has numbers of dtype '<f8', and tokens are little-endian integers. Convert it"),
+        ("big", np.zeros(99, ">i4"), "has numbers of dtype '>i4'"),
+        ("cube", np.zeros((3, 3, 3), np.int32), "has the shape (3, 3, 3), but tokens have one dimension, or two"),
+        ("columns", np.asfortranarray(np.zeros((3, 4), np.int32)), "is stored by columns"),
+        (
+            "beyond",
+            np.full(99, VOCABULARY, np.uint16),
+            "has the token 2,000 (number 0), but the model's vocabulary has 2,000",
+        ),
+        ("negative", np.full(99, -1, np.int32), "has the token -1 (number 0)"),
+        ("records", np.zeros(9, [("a", "<i4")]), "has records, and tokens are integers"),
+    ):
+        np.save(tmp_path / f"{name}.npy", array)
+        assert words in refused(tmp_path / f"{name}.npy")
+    np.save(tmp_path / "cut.npy", np.zeros(99, np.int32))
+    cut_short(tmp_path / "cut.npy")
+    assert "has 522 bytes, but its header says 524" in refused(tmp_path / "cut.npy")
+    (tmp_path / "code.npy").write_bytes(b"\x93NUMPY\x01\x00\x10\x00__import__('os')")
+    assert "has a damaged .npy header" in refused(tmp_path / "code.npy")
+
+
+def test_names_that_are_never_tokens_are_refused_before_any_file_is_opened(make_job) -> None:
+    from orchestrator.errors import InvalidJobSpec
+
+    sources = [{"name": "web", "files": ["/a/web.idx", "/a/web.jsonl", "s3://a/web.npy"]}]
+    with pytest.raises(InvalidJobSpec) as refused:
+        parse_job(make_job(data={"source": "tokens", "sources": sources}))
+    named = [str(problem) for problem in refused.value.problems]
+    assert "is the index of a .bin file" in named[0]
+    assert "is neither .npy nor .bin" in named[1]
+    assert "is in a store" in named[2]
+    with pytest.raises(InvalidJobSpec, match=r"If they are tokens, set data\.source to tokens"):
+        parse_job(make_job(data={"source": "streamed", "sources": [{"name": "web", "files": ["/a/web.npy"]}]}))
