@@ -108,9 +108,9 @@ def overload(asked: Options) -> list[Goal]:
         time.sleep(size.measure_s)
         tape = installation.runs / job / "tape.jsonl"
         during, afterwards = (_contributors(tape, *span) for span in (overloaded, recovered))
-        for when, counts in (("during", during), ("afterwards", afterwards)):
-            span = f"{len(counts)} merges of {min(counts)} to {max(counts)} islands, {_median(counts):.0f} usual"
-            print(f"overload   {when}: {span}")
+        for when, counts, span in (("during", during, overloaded), ("afterwards", afterwards, recovered)):
+            merges = f"{len(counts)} merges of {min(counts)} to {max(counts)} islands, {_median(counts):.0f} usual"
+            print(f"overload   {when}: {merges}, {_events_per_second(tape, *span):.0f} events/s of the live actor")
         end(client, job, END_TIMEOUT_S)
     goals = [
         at_least("overload islands in each merge", min(during) / size.islands, DURING_GOAL),
@@ -190,6 +190,11 @@ def _contributors(tape: Path, since: float, until: float) -> list[int]:
         for effect in record.effects
         if isinstance(effect, MergeFragment)
     ]
+
+
+def _events_per_second(tape: Path, since: float, until: float) -> float:
+    """Return how many events the job's synchroniser decided on in a second between these two moments of the job."""
+    return sum(since <= record.event.at < until for record in read_tape(tape).records) / (until - since)
 
 
 def _median(counts: Sequence[int]) -> float:
