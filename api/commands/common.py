@@ -14,7 +14,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -84,6 +84,12 @@ PackagesOption = Annotated[
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the API's answer as JSON.")]
+CsvOption = Annotated[
+    Path | None, typer.Option("--csv", metavar="FILE", help="Write a table as CSV.", show_default=False)
+]
+ParquetOption = Annotated[
+    Path | None, typer.Option("--parquet", metavar="FILE", help="Write a table as Parquet.", show_default=False)
+]
 INTERRUPTED = 130
 SEED_MAX = 2**31 - 1
 """The limit of seeds in specifications."""
@@ -309,3 +315,14 @@ def drop(descriptor: int) -> None:
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, descriptor)
     os.close(nowhere)
+
+
+def write_tables(
+    csv: Path | None, parquet: Path | None, columns: Mapping[str, str], rows: Callable[[], Iterable[dict[str, Any]]]
+) -> None:
+    """Write the files that were asked for, and say what they hold. Raises as ``tables.write_parquet``."""
+    from api.run import tables
+
+    for path, write in ((csv, tables.write_csv), (parquet, tables.write_parquet)):
+        if path is not None:
+            say(f"wrote {write(path, columns, rows()):,} rows to {path}")

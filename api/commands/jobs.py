@@ -11,10 +11,12 @@ import typer
 
 from api.commands.common import (
     INTERRUPTED,
+    CsvOption,
     HomeOption,
     JobArgument,
     JsonOption,
     OutputOption,
+    ParquetOption,
     RetentionBytesOption,
     RetentionDaysOption,
     RetentionFailedDaysOption,
@@ -28,6 +30,7 @@ from api.commands.common import (
     print_json,
     say,
     until_interrupted,
+    write_tables,
 )
 from api.commands.islands import conclude
 from api.installation.home import DEFAULT_HOME
@@ -389,13 +392,22 @@ def retention(
 
 
 def report(
-    job: JobArgument = "latest", home: HomeOption = DEFAULT_HOME, url: UrlOption = None, as_json: JsonOption = False
+    job: JobArgument = "latest",
+    csv: CsvOption = None,
+    parquet: ParquetOption = None,
+    home: HomeOption = DEFAULT_HOME,
+    url: UrlOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Show the results of an ended job, and the path of its report."""
     from api.terminal.watch import lines_that_matter
 
     with connect(home, url) as client:
         figures = client.report(job)
+        if csv is not None or parquet is not None:
+            from api.run import tables
+
+            write_tables(csv, parquet, tables.REPORT_COLUMNS, lambda: tables.report_rows(figures))
         if as_json:
             print_json(figures)
             return

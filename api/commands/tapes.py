@@ -19,14 +19,17 @@ import typer
 from api.commands.common import (
     INTERRUPTED,
     SEED_MAX,
+    CsvOption,
     JsonOption,
     PackagesOption,
+    ParquetOption,
     RunsOption,
     console,
     echo,
     echo_lines,
     print_json,
     say,
+    write_tables,
 )
 from api.commands.simulate import Progress
 from api.installation.home import DEFAULT_RUNS
@@ -73,6 +76,16 @@ def fit(tape: TapeArgument) -> None:
     echo_lines(worldfile.dump(world), nl=False)
     for note in world.notes:
         say(f"note: {note}")
+
+
+def export(tape: TapeArgument, csv: CsvOption = None, parquet: ParquetOption = None) -> None:
+    """Write a tape as a table, a row for each record, for pandas, DuckDB and the like."""
+    from api.run import tables
+
+    if csv is None and parquet is None:
+        raise ConfigurationError(detail="there is nothing to write. Give --parquet FILE, or --csv FILE.")
+    recorded = _read(tape)
+    write_tables(csv, parquet, tables.TAPE_COLUMNS, lambda: tables.tape_rows(recorded))
 
 
 def whatif(
@@ -210,11 +223,12 @@ def register(app: typer.Typer) -> None:
     app.command(rich_help_panel="Science")(whatif)
     app.command("train-tape", rich_help_panel="Science")(train_tape)
     app.command(rich_help_panel="Science")(compare)
-    group = typer.Typer(no_args_is_help=True, help="Fit a world to a tape.")
+    group = typer.Typer(no_args_is_help=True, help="Fit a world to a tape, or write it as a table.")
     group.command("fit")(fit)
+    group.command("export")(export)
     group.callback()(_tape)
     app.add_typer(group, name="tape", rich_help_panel="Science")
 
 
 def _tape() -> None:
-    """Fit a world to a tape."""
+    """Fit a world to a tape, or write it as a table."""

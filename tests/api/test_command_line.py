@@ -41,7 +41,9 @@ def test_the_main_path_by_hand(warm: Installation) -> None:
     assert "accepted" in warm.atoll("cancel", job)
     assert "cancelled" in warm.atoll("watch", job, code=1)
     assert "recovery  " in warm.atoll("report", job)
-    assert json.loads(warm.atoll("report", job, "--json"))["outcome"] == "cancelled"
+    figures = json.loads(warm.atoll("report", job, "--json", "--csv", f"{warm.home.path}/report.csv"))
+    assert figures["outcome"] == "cancelled"
+    assert f"merges,,,,{figures['merges']}" in (warm.home.path / "report.csv").read_text().splitlines()
     assert "nothing to kill" in warm.atoll("kill", job, "asia", code=1)
 
 

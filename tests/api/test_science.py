@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import signal
 import subprocess
@@ -14,8 +15,10 @@ from xml.etree import ElementTree
 
 import pytest
 import yaml
+from pyarrow.parquet import read_table
 
 from api import cli
+from api.run import tables
 from orchestrator.simulation.plan import Fault, FaultKind, WorldPlan, sample_policy
 from orchestrator.simulation.world import World
 from orchestrator.tape.replay import replay
@@ -173,6 +176,47 @@ def test_a_world_fitted_to_a_tape_is_simulated_again(tmp_path: Path, tape: Path)
     said = atoll("simulate", world, code=2)
     assert "world.islands" in said
     assert "colour" in said
+
+
+def test_a_tape_is_written_as_a_table_with_a_row_for_each_record(tape: Path, tmp_path: Path) -> None:
+    parquet, text = tmp_path / "tape.parquet", tmp_path / "new" / "tape.csv"
+    atoll("tape", "export", tape, "--parquet", parquet, "--csv", text)
+    records = read_tape(tape).records
+    table = read_table(parquet).to_pylist()
+    assert [row["n"] for row in table] == [record.n for record in records]
+    assert [row["at"] for row in table] == [record.event.at for record in records]
+    assert [len(json.loads(row["effects"])) for row in table] == [len(record.effects) for record in records]
+    assert {"us-east", "europe", None} <= {row["island"] for row in table}
+    with text.open(newline="") as file:
+        assert [row["event"] for row in csv.DictReader(file)] == [row["event"] for row in table]
+    before = parquet.read_bytes()
+    assert "already exists" in atoll("tape", "export", tape, "--parquet", parquet, code=2)
+    assert parquet.read_bytes() == before
+    assert "nothing to write" in atoll("tape", "export", tape, code=2)
+    assert "cannot be written" in atoll("tape", "export", tape, "--csv", text / "below.csv", code=2)
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+
+def test_a_report_has_its_curves_and_figures_as_rows(tmp_path: Path) -> None:
+    report = {
+        "loss_curve": [[0.0, 5.4, 0.5], [4096.0, 4.5, 2.0]],
+        "goodput_ratio": 0.9,
+        "outcome": "completed",
+        "loss_unigram": None,
+        "badput_seconds": {"starting: placing": 3.0},
+        "islands": {"asia": {"spare": False, "merges": 7, "tokens": {"merged": 4096.0}}},
+    }
+    path = tmp_path / "report.parquet"
+    tables.write_parquet(path, tables.REPORT_COLUMNS, tables.report_rows(report))
+    rows = [tuple(row.values()) for row in read_table(path).to_pylist()]
+    assert rows == [
+        ("held_out_loss", None, 0, 0.5, 5.4),
+        ("held_out_loss", None, 4096, 2.0, 4.5),
+        ("goodput_ratio", None, None, None, 0.9),
+        ("badput_seconds.starting: placing", None, None, None, 3.0),
+        ("merges", "asia", None, None, 7.0),
+        ("tokens.merged", "asia", None, None, 4096.0),
+    ]
 
 
 def test_whatif_stands_beside_what_happened(tape: Path) -> None:
