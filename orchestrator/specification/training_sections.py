@@ -149,10 +149,24 @@ class TrainableSection(Section):
         if trainer not in TRAINERS_OF_PARTS:
             message = f"is set, but the trainer {trainer} ignores it: it would train the whole model."
             yield Problem("trainable", message, "Leave it out, or use a trainer that trains a part: the built-in one.")
-        elif network is not None and self.lora is not None:
-            yield from trainable.adapter_problems(self.lora.rank, self.lora.targets, network.matrices)
         elif network is not None:
-            yield from trainable.pattern_problems(self.only, network.shapes)
+            yield from self.problems_with(network.matrices, network.shapes)
+
+    def problems_with(
+        self, matrices: Mapping[str, tuple[int, ...]], shapes: Mapping[str, tuple[int, ...]]
+    ) -> Iterator[Problem]:
+        """Yield a problem for everything to train that a model of these matrices and tensors does not have."""
+        if self.lora is None:
+            yield from trainable.pattern_problems(self.only, shapes)
+        else:
+            yield from trainable.adapter_problems(self.lora.rank, self.lora.targets, matrices)
+
+    def trained_shapes(self, network: Architecture | DecoderSection) -> dict[str, tuple[int, ...]]:
+        """Return names and shapes of what is trained of a built-in model."""
+        if self.lora is not None:
+            return trainable.adapter_shapes(self.lora.rank, self.lora.targets, network.matrices)
+        shapes: Mapping[str, tuple[int, ...]] = network.shapes
+        return {name: shapes[name] for name in trainable.trained(self.only, shapes)}
 
 
 class SourceSection(Section):
