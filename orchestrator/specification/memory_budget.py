@@ -249,7 +249,7 @@ def memory_problems(spec: JobSpec, parameter_count: int, nodes: Sequence[NodeMem
                 Problem(
                     f"islands.{index}.node_group",
                     f"is {entry.node_group!r}, {which} {_text(there[entry.hosts - 1])} of memory: {one} of "
-                    f"{parameter_count:,} parameters needs {_text(island)}.",
+                    f"{parameter_count:,} parameters{_and_frozen(spec)} needs {_text(island)}.",
                     f"A host of an island is one node: {LESS}",
                 )
             )
@@ -276,6 +276,8 @@ def memory_problems(spec: JobSpec, parameter_count: int, nodes: Sequence[NodeMem
 
 def _model(spec: JobSpec, parameter_count: int) -> tuple[str, str]:
     """Return the field that determines the model's size, and its value."""
+    if spec.trainable is not None:
+        return "trainable", f"set, with {parameter_count:,} trained parameters"
     if spec.trainer == SYNTHETIC:
         return "synthetic.parameters", f"{parameter_count:,}"
     if spec.trainer != BUILT_IN_TRAINER:
@@ -285,6 +287,11 @@ def _model(spec: JobSpec, parameter_count: int) -> tuple[str, str]:
     if spec.model.decoder is not None:
         return "model.decoder", f"of {parameter_count:,} parameters"
     return "model.preset", f"{spec.model.preset!r}, {parameter_count:,} parameters"
+
+
+def _and_frozen(spec: JobSpec) -> str:
+    frozen = frozen_bytes_of(spec)
+    return f" and {_text(frozen)} of frozen ones" if frozen else ""
 
 
 def _bytes_of(nodes: Sequence[NodeMemory], groups: Set[str]) -> float:

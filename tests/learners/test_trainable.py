@@ -14,13 +14,20 @@ from safetensors.numpy import load_file, save_file
 
 from api.jobs.path_check import weights_problems, with_weights_digest
 from learners import jax_trainer, model
+from orchestrator.checkpoints.resumption import differences
 from orchestrator.errors import InvalidJobSpec, UnfitWeights
 from orchestrator.models.huggingface import adapters, export
 from orchestrator.models.huggingface.weights import Weights
 from orchestrator.models.trainable import A, B
 from orchestrator.parameters import fragment_map
 from orchestrator.specification.config import parse_job
-from orchestrator.specification.memory_budget import demand_of, frozen_bytes_of, parameter_count_of
+from orchestrator.specification.memory_budget import (
+    NodeMemory,
+    demand_of,
+    frozen_bytes_of,
+    memory_problems,
+    parameter_count_of,
+)
 from orchestrator.system.roots import AllowedRoots
 from tests.learners.test_pretrained import FAMILIES, drawn
 
@@ -105,7 +112,7 @@ def test_only_what_is_trained_changes_and_leaves_the_island(part: dict[str, Any]
 
 def test_adapters_of_a_published_size_are_less_than_a_hundredth_of_the_model() -> None:
     given = document() | {"model": {"preset": "qwen3-8b"}}
-    spec = parse_job(given | {"trainable": {"lora": {"rank": 16}}})
+    spec = parse_job(given | {"trainable": {"lora": {"rank": 16, "targets": ["q_proj", "v_proj"]}}})
     whole = parse_job(given | {"trainable": None})
     fragments = fragment_map.build(spec.trainable.trained_shapes(spec.model.network), 24)
     assert len(fragments) == 24
@@ -114,6 +121,8 @@ def test_adapters_of_a_published_size_are_less_than_a_hundredth_of_the_model() -
     needs, needed = (demand_of(each, parameter_count_of(each)) for each in (spec, whole))
     assert needs.islands[0] < 0.08 * needed.islands[0]
     assert needs.head < 0.1 * needed.head
+    (problem,) = memory_problems(spec, parameter_count_of(spec), [NodeMemory("host", "a", 15 * 2**30)])
+    assert "7,667,712 parameters and 15.3 GiB of frozen ones needs" in problem.message
 
 
 def test_a_model_without_adapters_of_its_own_gets_them_added_to_its_matrices() -> None:
@@ -222,3 +231,14 @@ def test_what_peft_cannot_load_is_not_exported_for_it(family: str, part: dict[st
     assert problem is not None
     assert words in str(problem)
     assert "--format huggingface" in str(problem)
+
+
+def test_a_checkpoint_of_another_base_or_of_other_adapters_is_not_resumed(tmp_path: Path) -> None:
+    spec = with_weights_digest(parse_job(weights(tmp_path / "base")), AllowedRoots.only(tmp_path))
+    before = spec.model_dump(mode="json")
+    assert differences(before, before) == []
+    other = before | {"model": before["model"] | {"weights_digest": "0" * 32}}
+    (line,) = differences(before, other)
+    assert "only fits the frozen weights" in line
+    (line,) = differences(before, before | {"trainable": {"lora": {**before["trainable"]["lora"], "rank": 3}}})
+    assert line == "trainable.lora.rank was 2 but is 3"
