@@ -55,7 +55,7 @@ PARITY := .cache/parity
 parity: $(STAMP)  ## compare logits with transformers on the same checkpoints (installs torch and transformers separately)
 	@test -x $(PARITY)/bin/python || $(PYTHON) -m venv $(PARITY)
 	@$(PARITY)/bin/python -m pip install --quiet --disable-pip-version-check \
-		torch==2.13.0 transformers==5.18.0 sentencepiece==0.2.3 protobuf
+		torch==2.13.0 transformers==5.18.0 sentencepiece==0.2.3 peft==0.21.2 protobuf
 	@$(BIN)/python -m tests.parity
 
 SCHEMAS := .cache/kubernetes

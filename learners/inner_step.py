@@ -15,7 +15,8 @@ This module knows nothing of devices, of shardings, nor of when a step is taken.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -29,14 +30,18 @@ WITH_MOMENTUM = 5
 """This many slopes in a row must be positive after an import, whose momentum may point against single gradients."""
 STILL_STEPS_MAX = 1_000
 """The most steps without movement with which a factory may begin, in a job of twice as many or more."""
-InnerStep = Callable[[Any, Any, jax.Array, jax.Array], tuple[Any, Any, jax.Array, jax.Array]]
-"""(parameters, optimizer state, tokens, scale) → (parameters, optimizer state, loss, slope).
+InnerStep = Callable[..., tuple[Any, Any, jax.Array, jax.Array]]
+"""(parameters, optimizer state, tokens, scale, frozen tensors) → (parameters, optimizer state, loss, slope).
 
 Tokens are (batch, length + 1) int32; the scale is a float32 scalar (``inner.update_scale``); the loss is in nats per
 token. The slope is the inner product of update and gradient, negative if the update points downhill; a float32 scalar.
 It is 0 unless the step was built to measure it, and if the update is no larger than the parameters' rounding."""
 ROUNDING = 2.0**-22
 """Updates below this fraction of the parameters come from rounding. schedule_free_adamw has them at a learning rate of 0."""
+
+
+NOTHING: Mapping[str, jax.Array] = MappingProxyType({})
+"""No frozen tensors."""
 
 
 class DescentCheck:
@@ -102,16 +107,16 @@ def build(
         )
     value_and_grad = jax.value_and_grad(_objective(model), has_aux=True)
 
-    def mean_gradient(parameters: Any, tokens: jax.Array) -> tuple[Any, jax.Array]:
+    def mean_gradient(parameters: Any, tokens: jax.Array, frozen: Any) -> tuple[Any, jax.Array]:
         if accumulation == 1:
-            (_, loss), gradient = value_and_grad(parameters, tokens)
+            (_, loss), gradient = value_and_grad(parameters, tokens, frozen)
             return gradient, loss
         batch, length = tokens.shape
         # sequences a, a + A, … are microbatch a, so that each device has some of every microbatch
         microbatches = tokens.reshape(batch // accumulation, accumulation, length).swapaxes(0, 1)
 
         def add(total: Any, microbatch: jax.Array) -> tuple[Any, None]:
-            (_, loss), gradient = value_and_grad(parameters, microbatch)
+            (_, loss), gradient = value_and_grad(parameters, microbatch, frozen)
             return jax.tree.map(jnp.add, total, (gradient, loss)), None
 
         nothing = (jax.tree.map(jnp.zeros_like, parameters), jnp.zeros((), jnp.float32))
@@ -119,8 +124,10 @@ def build(
         gradient, loss = jax.tree.map(lambda summed: summed / accumulation, total)
         return gradient, loss
 
-    def step(parameters: Any, state: Any, tokens: jax.Array, scale: jax.Array) -> tuple[Any, Any, jax.Array, jax.Array]:
-        gradient, loss = mean_gradient(parameters, tokens)
+    def step(
+        parameters: Any, state: Any, tokens: jax.Array, scale: jax.Array, frozen: Any = NOTHING
+    ) -> tuple[Any, Any, jax.Array, jax.Array]:
+        gradient, loss = mean_gradient(parameters, tokens, frozen)
         updates, state = optimizer.update(gradient, state, parameters)
         slope = _slope(updates, gradient, parameters) if measures_slope else jnp.zeros((), jnp.float32)
         moved = jax.tree.map(lambda parameter, update: parameter + scale * update, parameters, updates)
@@ -139,13 +146,19 @@ def _inner_product(one: Any, other: Any) -> jax.Array:
     return jnp.sum(jnp.stack(jax.tree.leaves(products)))
 
 
-def _objective(model: Model) -> Callable[[Any, jax.Array], tuple[jax.Array, jax.Array]]:
-    """Return a function for the objective and the loss."""
-    if model.objective is not None:
-        return model.objective
+def with_frozen(parameters: Any, frozen: Any) -> Any:
+    """Return all tensors of the model, for its loss."""
+    return {**frozen, **parameters} if frozen else parameters
 
-    def loss_alone(parameters: Any, tokens: jax.Array) -> tuple[jax.Array, jax.Array]:
-        loss = model.loss(parameters, tokens)
+
+def _objective(model: Model) -> Callable[[Any, jax.Array, Any], tuple[jax.Array, jax.Array]]:
+    """Return a function for the objective and the loss, of parameters, tokens and frozen tensors."""
+
+    def both(parameters: Any, tokens: jax.Array, frozen: Any) -> tuple[jax.Array, jax.Array]:
+        tensors = with_frozen(parameters, frozen)
+        if model.objective is not None:
+            return model.objective(tensors, tokens)
+        loss = model.loss(tensors, tokens)
         return loss, loss
 
-    return loss_alone
+    return both

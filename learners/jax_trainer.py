@@ -138,7 +138,7 @@ class JaxTrainer:
                 out_shardings=self._sharded,
             )
             jax.block_until_ready(
-                compiled(*zeros(), self.on_devices(np.zeros(self._batch_shape, np.int32)), np.float32(0))
+                self.program(*zeros(), self.on_devices(np.zeros(self._batch_shape, np.int32)), np.float32(0))
             )
             batch.result()
         self._allocate()
@@ -148,7 +148,8 @@ class JaxTrainer:
     @property
     def program(self) -> Callable[..., tuple[dict[str, jax.Array], Any, jax.Array, jax.Array]]:
         """The compiled inner step of parameters, state, ``on_devices(batch)`` and scale. It consumes the first two."""
-        return self._step or self._traced
+        step, frozen = self._step or self._traced, self._frozen
+        return (lambda *arguments: step(*arguments, frozen)) if frozen else step
 
     def on_devices(self, tokens: np.ndarray) -> jax.Array:
         """Put a batch on the devices as ``program`` expects it."""
@@ -271,7 +272,7 @@ class JaxTrainer:
         loss = self._held_out_loss()
 
         def loss_of(tokens: np.ndarray) -> float:
-            return float(loss(parameters, shards.batch_placed(tokens, self._held_out_sharding)))
+            return float(loss(parameters, shards.batch_placed(tokens, self._held_out_sharding), self._frozen))
 
         return self._text.measure(loss_of, self._held_out_max, limit_s)
 
@@ -291,9 +292,9 @@ class JaxTrainer:
         if self._loss is None:
             tokens = self._text.held_out_batches(self._held_out_max)[0]
             batch = jax.ShapeDtypeStruct(tokens.shape, tokens.dtype, sharding=self._held_out_sharding)
-            parameters, _ = self._abstract
+            (parameters, _), frozen = self._abstract, self._abstract_frozen
             with compilation_cache.exclusive():
-                self._loss = jax.jit(self._on_this_mesh(self._model.loss)).lower(parameters, batch).compile()
+                self._loss = jax.jit(self._on_this_mesh(self._whole_loss)).lower(parameters, batch, frozen).compile()
         return self._loss
 
     # ── helpers ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -352,6 +353,39 @@ class JaxTrainer:
         return abstract
 
     @cached_property
+    def _abstract_frozen(self) -> dict[str, jax.ShapeDtypeStruct]:
+        """The outline of the tensors that are not trained, with their shardings."""
+        frozen = self._model.frozen
+        if frozen is None:
+            return {}
+        mesh.require_division(self._spec, frozen.shapes, frozen.axes, frozen.roles)
+        shardings = mesh.shardings(self._mesh, frozen.shapes, frozen.axes, frozen.roles)
+        return {
+            name: jax.ShapeDtypeStruct(tensor.shape, tensor.dtype, sharding=shardings[name])
+            for name, tensor in frozen.outline.items()
+        }
+
+    @cached_property
+    def _frozen(self) -> dict[str, jax.Array]:
+        """The tensors that are not trained, put on the devices one by one when they are first needed."""
+        frozen = self._model.frozen
+        if frozen is None:
+            return {}
+
+        def on_devices(name: str, outline: jax.ShapeDtypeStruct) -> jax.Array:
+            if frozen.traceable:
+                program: Any = jax.jit(lambda: frozen.value(name).astype(outline.dtype), out_shardings=outline.sharding)
+                drawn: jax.Array = program()
+                return drawn
+            sharding: Any = outline.sharding
+            return shards.placed(np.asarray(frozen.value(name)), sharding, outline.shape, outline.dtype)
+
+        return {name: on_devices(name, outline) for name, outline in self._abstract_frozen.items()}
+
+    def _whole_loss(self, parameters: Any, tokens: jax.Array, frozen: Any) -> jax.Array:
+        return self._model.loss(inner_step.with_frozen(parameters, frozen), tokens)
+
+    @cached_property
     def _traced(self) -> Any:
         everywhere = NamedSharding(self._mesh, PartitionSpec())
         step = self._on_this_mesh(self._inner_step)
@@ -369,7 +403,8 @@ class JaxTrainer:
     def trace(self) -> Any:
         """Lower the inner step for XLA, which reveals what a model cannot do. Nothing is compiled or allocated."""
         tokens = jax.ShapeDtypeStruct(self._batch_shape, np.int32, sharding=self._batch_sharding)
-        return self._traced.lower(*self._abstract, tokens, jax.ShapeDtypeStruct((), np.float32))
+        frozen = (self._abstract_frozen,) if self._abstract_frozen else ()
+        return self._traced.lower(*self._abstract, tokens, jax.ShapeDtypeStruct((), np.float32), *frozen)
 
     def _compiled_step(self) -> Any:
         return self.trace().compile()

@@ -16,24 +16,31 @@ as running statistics. Each library is imported only if a factory returns one of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from math import prod
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from learners import optimizers
 from learners.factories import called, guarded
 from learners.island_spec import Document, IslandSpec
 from learners.models import decoder
-from learners.models.model import AXES, Logits, Model, Tensors, losses
+from learners.models.model import AXES, Frozen, Logits, Model, Tensors, losses
 from learners.models.plain import transformer
-from orchestrator.errors import ConfigurationError
+from orchestrator.errors import ConfigurationError, InvalidJobSpec
+from orchestrator.models import trainable
 from orchestrator.models.huggingface.weights import Weights
 from orchestrator.models.presets import Architecture
+from orchestrator.models.trainable import A, B
+from orchestrator.parameters.pieces import Role, role_of
+from orchestrator.specification.training_sections import LoraSection, TrainableSection
 
+ADAPTERS = 0x10A
+"""Separates the draws of adapters from those of the model."""
 Make = Callable[[Any], Any]
 """Returns a module for a seed."""
 __all__ = ["AXES", "Model", "build"]
@@ -47,6 +54,11 @@ def build(spec: IslandSpec | Document) -> Model:
     (``learners.model``).
     """
     spec = IslandSpec.of(spec)
+    whole = _whole(spec)
+    return whole if spec.job.trainable is None else _partly_trained(whole, spec.job.trainable, spec.job.seed)
+
+
+def _whole(spec: IslandSpec) -> Model:
     section, z_loss = spec.job.model, spec.job.training.z_loss
     network = section.network
     if network is None:
@@ -57,9 +69,108 @@ def build(spec: IslandSpec | Document) -> Model:
     built = decoder.decoder(network, dtype, section.remat, z_loss)
     if section.initial_weights is None:
         return built
-    folder, roots = section.initial_weights, spec.roots
-    weights = cache(lambda: Weights(network, folder, roots))
+    folder, roots, digest = section.initial_weights, spec.roots, section.weights_digest
+    weights = cache(lambda: Weights(network, folder, roots, digest))
     return replace(built, initial_weights=lambda pieces: weights().taken(pieces))
+
+
+def _partly_trained(whole: Model, section: TrainableSection, seed: int) -> Model:
+    """Return the model of which only adapters, or the selected tensors, are parameters. Its other tensors are frozen.
+
+    Raises InvalidJobSpec if the model does not have what is to be trained.
+    """
+    drawn = cache(lambda: dict(whole.initialise(seed)))
+    tensors = jax.eval_shape(partial(whole.initialise, seed)) if whole.traceable else drawn()
+    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    is_matrix = {name: optimizers.use_of(name, len(shape), whole.roles) == "matrix" for name, shape in shapes.items()}
+    matrices = {name: shape for name, shape in shapes.items() if is_matrix[name]}
+    if problems := tuple(section.problems_with(matrices, shapes)):
+        raise InvalidJobSpec(problems=problems)
+    if section.lora is not None:
+        adapted = _adapted(whole, section.lora, matrices)
+        names = list(shapes)
+    else:
+        own = trainable.trained(section.only, shapes)
+        adapted = _selected(whole, own)
+        names = [name for name in shapes if name not in own]
+
+    def value(name: str) -> Any:
+        if whole.initial_weights is not None:
+            return whole.initial_weights([name])[name]
+        return whole.initialise(seed)[name] if whole.traceable else drawn()[name]
+
+    dtypes = {name: whole.compute_dtypes.get(name, jnp.float32) for name in names}
+    frozen = Frozen(
+        outline={name: jax.ShapeDtypeStruct(shapes[name], dtypes[name]) for name in names},
+        value=value,
+        traceable=whole.traceable and whole.initial_weights is None,
+        axes=whole.axes,
+        roles=_of_names(whole.roles, names),
+    )
+    return replace(adapted, frozen=frozen, flops_per_token=None)
+
+
+def _selected(whole: Model, names: list[str]) -> Model:
+    """Return the model with these tensors as its parameters."""
+    weights = whole.initial_weights
+
+    def initialise(seed: Any) -> dict[str, Any]:
+        values = whole.initialise(seed)
+        return {name: values[name] for name in names}
+
+    return replace(
+        whole,
+        initialise=initialise,
+        roles=_of_names(whole.roles, names),
+        axes=_of_names(whole.axes, names),
+        initial_weights=None if weights is None else lambda pieces: weights(names if pieces is None else pieces),
+    )
+
+
+def _adapted(whole: Model, section: LoraSection, matrices: Mapping[str, tuple[int, ...]]) -> Model:
+    """Return the model with adapters as its parameters. A is uniform within ±1/√inputs, as in PEFT, and B is zero."""
+    shapes = trainable.adapter_shapes(section.rank, section.targets, matrices)
+    targets = trainable.selected(section.targets, matrices)
+    roles: dict[str, Role] = {}
+    axes: dict[str, tuple[str | None, ...]] = {}
+    for target in targets:
+        stacked = role_of(target, len(matrices[target]), whole.roles).stacked_axes
+        roles |= {target + A: Role(stacked_axes=stacked), target + B: Role(stacked_axes=stacked)}
+        if named := whole.axes.get(target):
+            axes |= {target + A: (*named[:-1], None), target + B: (*named[:-2], None, named[-1])}
+
+    def initialise(seed: Any) -> dict[str, jax.Array]:
+        key = jax.random.fold_in(jax.random.key(seed), ADAPTERS)
+        return {
+            name: jnp.zeros(shape, jnp.float32)
+            if name.endswith(B)
+            else jax.random.uniform(jax.random.fold_in(key, number), shape, jnp.float32, -1, 1) * shape[-2] ** -0.5
+            for number, (name, shape) in enumerate(shapes.items())
+        }
+
+    def tensors(parameters: Tensors) -> dict[str, jax.Array]:
+        scaled = {name: section.scale * parameters[name] for name in shapes if name.endswith(B)}
+        if whole.applies_adapters:
+            return {**parameters, **scaled}
+        whole_tensors = {name: tensor for name, tensor in parameters.items() if name not in shapes}
+        adapted = {name: whole_tensors[name] + parameters[name + A] @ scaled[name + B] for name in targets}
+        return whole_tensors | adapted
+
+    objective = whole.objective
+    return replace(
+        whole,
+        initialise=initialise,
+        loss=lambda parameters, tokens: whole.loss(tensors(parameters), tokens),
+        objective=None if objective is None else lambda parameters, tokens: objective(tensors(parameters), tokens),
+        roles=roles,
+        axes=axes,
+        traceable=True,
+        initial_weights=None,
+    )
+
+
+def _of_names(by_name: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    return {name: by_name[name] for name in names if name in by_name}
 
 
 def _from_factory(path: str, spec: IslandSpec) -> Model:

@@ -12,6 +12,7 @@ from pydantic import BaseModel
 
 from orchestrator.core.vocabulary import HealthPolicy
 from orchestrator.errors import ConfigurationError, InvalidJobSpec
+from orchestrator.models import trainable
 from orchestrator.simulation import spec as simulation
 from orchestrator.specification.bounds import Section
 from orchestrator.specification.config import JobSpec, parse_job, read_job_document
@@ -301,3 +302,59 @@ def test_defaults_that_are_made_without_a_validator_are_valid(base: type[BaseMod
     made = [default for default in defaults if isinstance(default, BaseModel)]
     assert made
     assert made == [type(default).model_validate(default.model_dump(exclude_unset=True)) for default in made]
+
+
+QWEN = {"model": {"preset": "qwen3-20m"}}
+
+
+@pytest.mark.parametrize(
+    ("part", "path", "words"),
+    [
+        ({"lora": {"targets": ["q_prj"]}}, "trainable.lora.targets.0", "Did you mean q_proj?"),
+        (
+            {"lora": {"targets": ["zzz"]}},
+            "trainable.lora.targets.0",
+            "Its matrices are query, key, value, output, gate",
+        ),
+        ({"lora": {"targets": ["embed"]}}, "trainable.lora.targets.0", "has no such matrix"),
+        ({"lora": {"rank": 200}}, "trainable.lora.rank", "384 × 128, of rank 128 at most. Lower it to at most 128"),
+        ({"lora": {"rank": 0}}, "trainable.lora.rank", "at least 1"),
+        ({"lora": {"alpha": 0.0}}, "trainable.lora.alpha", "above 0"),
+        ({"lora": {"target_modules": ["query"]}}, "trainable.lora.target_modules", "Did you mean targets?"),
+        ({"lora": {"targets": []}}, "trainable.lora.targets", "at least 1"),
+        ({"only": ["*.nrm"]}, "trainable.only.0", "The model's tensors are embed"),
+        ({"only": ["*"]}, "trainable.only", "Leave trainable out"),
+        ({}, "trainable", "exactly one of lora and only"),
+        ({"lora": {}, "only": ["*norm"]}, "trainable", "exactly one of lora and only"),
+    ],
+)
+def test_a_part_to_train_that_the_model_does_not_have_is_refused_with_what_it_has(
+    part: dict[str, Any], path: str, words: str
+) -> None:
+    found = problems({**SMALLEST, **QWEN, "trainable": part})
+    assert list(found) == [path]
+    assert words in found[path]
+
+
+def test_a_trainer_that_would_ignore_trainable_is_refused() -> None:
+    found = problems({**SMALLEST, "trainer": "learners.synthetic:create", "trainable": {"lora": {}}})
+    assert "learners.synthetic:create ignores it" in found["trainable"]
+
+
+def test_targets_are_matrices_by_our_names_by_patterns_and_by_those_of_transformers() -> None:
+    matrices = parse_job({**SMALLEST, **QWEN}).model.network.matrices
+    own, theirs, pattern = ["query", "attention.value"], ["q_proj", "v_proj"], ["*.query", "layers.attention.v*"]
+    expected = ["layers.attention.query", "layers.attention.value"]
+    assert trainable.selected(own, matrices) == trainable.selected(theirs, matrices) == expected
+    assert trainable.selected(pattern, matrices) == expected
+    assert trainable.selected(["all-linear"], matrices) == list(matrices)
+    shapes = trainable.adapter_shapes(4, own, matrices)
+    assert shapes["layers.attention.query.lora_a"] == (8, 384, 4)
+    assert shapes["layers.attention.value.lora_b"] == (8, 4, 128)
+
+
+def test_all_linear_leaves_routers_and_experts_out() -> None:
+    matrices = parse_job({**SMALLEST, "model": {"preset": "moe-20m"}}).model.network.matrices
+    names = trainable.selected(["all-linear"], matrices)
+    assert [name.rpartition(".")[2] for name in names] == ["query", "key", "value", "output"]
+    assert trainable.selected(["experts.up", "router"], matrices) == ["layers.feedforward.router", "layers.experts.up"]

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -29,22 +29,25 @@ from api.commands.common import (
 )
 from api.commands.islands import conclude
 from api.installation.home import DEFAULT_HOME
-from orchestrator.errors import ConfigurationError, DataError, NotFound, RequestError
+from orchestrator.errors import ConfigurationError, DataError, NotFound, RequestError, UnfitWeights
 from orchestrator.system import python_process
 
 if TYPE_CHECKING:
     from api.client import Client
+    from orchestrator.models.decoder import DecoderSection
+    from orchestrator.models.huggingface.origin import Origin
 
 
 HEADER_BYTES_MAX = 100_000_000
 """As safetensors itself allows."""
-WRITER = "learners.orbax_export"
+WRITER = "learners.export"
 
 
 class Format(StrEnum):
     SAFETENSORS = "safetensors"
     ORBAX = "orbax"
     HUGGINGFACE = "huggingface"
+    PEFT = "peft"
 
 
 def export(
@@ -53,14 +56,29 @@ def export(
     out: Annotated[
         Path | None, typer.Option("--out", metavar="DIR", help="Folder to write.", show_default="JOB-export")
     ] = None,
+    base: Annotated[
+        Path | None,
+        typer.Option(
+            "--base",
+            metavar="DIR",
+            help="Folder of the job's initial weights on this machine, for huggingface from a job with `trainable`.",
+            show_default="as in the job",
+        ),
+    ] = None,
     home: HomeOption = DEFAULT_HOME,
     url: UrlOption = None,
 ) -> None:
-    """Write the merged parameters of a running or ended job, with its specification."""
+    """Write the merged parameters of a running or ended job, with its specification.
+
+    Those of a job with `trainable` are what it trained. With `peft` they are an adapter for its initial weights, with
+    `huggingface` a whole model.
+    """
     with connect(home, url) as client:
         name = client.job(job).job
         folder = out or Path(f"{name}-export")
-        target = folder / ("checkpoint" if form is Format.ORBAX else "model.safetensors")
+        target = folder / {Format.ORBAX: "checkpoint", Format.PEFT: "adapter_model.safetensors"}.get(
+            form, "model.safetensors"
+        )
         if target.exists():
             raise ConfigurationError(detail=f"{target} already exists. Remove it, or give another --out.")
         with _draft_of(folder) as (parameters, draft):
@@ -68,7 +86,9 @@ def export(
             facts = described(parameters)
             notes = []
             if form is Format.HUGGINGFACE:
-                notes = _write_for_transformers(client, name, parameters, draft, facts["spec"])
+                notes = _write_for_transformers(client, name, parameters, draft, facts["spec"], base)
+            elif form is Format.PEFT:
+                notes = _write_for_peft(client, name, parameters, draft, facts["spec"])
             else:
                 (draft / "config.json").write_text(json.dumps(facts, indent=1) + "\n")
                 if form is Format.SAFETENSORS:
@@ -99,38 +119,80 @@ def _draft_of(folder: Path) -> Iterator[tuple[Path, Path]]:
 
 def _write_for_orbax(parameters: Path, target: Path) -> None:
     # In a separate process: Orbax imports JAX, which the command line must not.
-    command = python_process.module(WRITER, str(parameters), str(target))
+    _run_writer("orbax", parameters, target)
+
+
+def _run_writer(form: str, source: Path, target: Path) -> None:
+    command = python_process.module(WRITER, form, str(source), str(target))
     written = subprocess.run(command, env=python_process.cleaned(os.environ), check=False)
     if written.returncode:
         raise typer.Exit(1)
 
 
-def _write_for_transformers(client: Client, job: str, parameters: Path, draft: Path, spec: dict[str, Any]) -> list[str]:
+def _write_for_peft(client: Client, job: str, parameters: Path, draft: Path, spec: dict[str, Any]) -> list[str]:
+    from orchestrator.models.huggingface import adapters  # brings NumPy
+
+    return adapters.write(parameters, draft, spec, _origin_of(client, job, parameters, []))
+
+
+def _base_of(spec: dict[str, Any], parameters: Path, folder: Path | None) -> Any:
+    """Return the whole tensors that a job with ``trainable`` began with, which must be on this machine, or are drawn."""
+    from orchestrator.models.huggingface import files
+    from orchestrator.models.huggingface.weights import Weights
+    from orchestrator.specification.training_sections import ModelSection
+    from orchestrator.system.roots import EVERYTHING
+
+    section = ModelSection.model_validate(spec["model"])
+    if section.initial_weights is not None:
+        own = str(section.initial_weights if folder is None else folder.absolute())
+        try:
+            network = cast("DecoderSection", section.network)  # otherwise there would be no such weights
+            return Weights(network, own, EVERYTHING, section.weights_digest)
+        except UnfitWeights as error:
+            remedy = "The weights that the job began with must be on this machine: name their folder with --base DIR."
+            raise UnfitWeights(detail=f"{own}: {error.detail}", remedy=remedy) from error
+    described_in, drawn = parameters.with_name("spec.json"), parameters.with_name("drawn")
+    described_in.write_text(json.dumps(spec))
+    _run_writer("drawn", described_in, drawn)
+    return files.read_header(lambda: drawn.open("rb"))
+
+
+def _write_for_transformers(
+    client: Client, job: str, parameters: Path, draft: Path, spec: dict[str, Any], base: Path | None
+) -> list[str]:
     """Write the export and return notes for the user. Files that the service no longer has do not stop the export."""
     from orchestrator.models.huggingface import export as huggingface  # brings NumPy
-    from orchestrator.models.huggingface import origin as origins
     from orchestrator.specification.bounds import BYTES  # brings pydantic
 
     if problem := huggingface.not_of_transformers(spec):
         raise problem
-    notes = []
-    tokenizer, origin = parameters.with_name("tokenizer"), None
+    notes: list[str] = []
+    tokenizer = parameters.with_name("tokenizer")
     if spec["data"]["tokenizer"] != BYTES:
         try:
             client.download_tokenizer(job, tokenizer)
         except RequestError as error:
             notes.append(f"The export has no tokenizer: {error}")
-    try:
-        client.download_origin(job, path := parameters.with_name("origin"))
-        origin = origins.parsed(path.read_bytes(), "the service's record of the checkpoint")
-    except NotFound:
-        pass
-    except RequestError as error:
-        notes.append(f"The export has no settings of the job's initial checkpoint: {error}")
-    notes += huggingface.write(parameters, draft, spec, tokenizer if tokenizer.exists() else None, origin)
+    origin = _origin_of(client, job, parameters, notes)
+    whole = None if spec.get("trainable") is None else _base_of(spec, parameters, base)
+    notes += huggingface.write(parameters, draft, spec, tokenizer if tokenizer.exists() else None, origin, whole)
     if (draft / "tokenizer_config.json").exists():
         notes.append("transformers can load it, and its AutoTokenizer the tokenizer.")
     return notes
+
+
+def _origin_of(client: Client, job: str, parameters: Path, notes: list[str]) -> Origin | None:
+    """Return what the service kept of the job's initial checkpoint, if it has one; add a note if that cannot be read."""
+    from orchestrator.models.huggingface import origin as origins
+
+    try:
+        client.download_origin(job, path := parameters.with_name("origin"))
+        return origins.parsed(path.read_bytes(), "the service's record of the checkpoint")
+    except NotFound:
+        return None
+    except RequestError as error:
+        notes.append(f"The export has no settings of the job's initial checkpoint: {error}")
+        return None
 
 
 def described(path: Path) -> dict[str, Any]:

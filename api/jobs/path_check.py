@@ -35,6 +35,7 @@ from orchestrator.errors import (
     NotFound,
     OutsideRoots,
     Problem,
+    UnfitWeights,
     first_line,
 )
 from orchestrator.models.decoder import DecoderSection
@@ -52,7 +53,7 @@ from orchestrator.text.data_index import FIELD as INDEX_FIELD
 DIGEST = "data.index_digest"
 FOLDER, FILES, CHECKPOINT = "checkpoints.folder", "data.files", "resume.checkpoint"
 TOKENIZER_FIELD, INDEX, WEIGHTS = "data.tokenizer", "data.index", "model.initial_weights"
-TOKENIZER_DIGEST = "data.tokenizer_digest"
+TOKENIZER_DIGEST, WEIGHTS_DIGEST = "data.tokenizer_digest", "model.weights_digest"
 PIECE_BYTES = 256 << 10
 
 
@@ -231,13 +232,34 @@ def problems_outside_roots(spec: JobSpec, roots: AllowedRoots, *, begun: bool = 
 def weights_problems(spec: JobSpec, roots: AllowedRoots) -> tuple[Problem, ...]:
     """Return the problems of ``model.initial_weights``: their folder, or weights of another model."""
     folder, network = spec.model.initial_weights, spec.model.network
-    if folder is None or not isinstance(network, DecoderSection) or spec.resume is not None:
+    is_read = spec.resume is None or spec.trainable is not None  # a resumed job has its trained parameters only
+    if folder is None or not isinstance(network, DecoderSection) or not is_read:
         return ()
     # brings NumPy, which the service needs for nothing else
     from orchestrator.models.huggingface.weights import problem_of
 
     unfit = problem_of(network, folder, roots)
     return () if unfit is None else (Problem(WEIGHTS, unfit.detail, unfit.remedy),)
+
+
+def with_weights_digest(spec: JobSpec, roots: AllowedRoots) -> JobSpec:
+    """Return the specification with the digest of its initial weights, if islands read them. Raises InvalidJobSpec.
+
+    Weights that cannot be read are not reported here, but by ``weights_problems``.
+    """
+    section, network = spec.model, spec.model.network
+    if spec.trainable is None or section.initial_weights is None or not isinstance(network, DecoderSection):
+        return spec
+    from orchestrator.models.huggingface.weights import Weights  # brings NumPy
+
+    try:
+        digest = Weights(network, section.initial_weights, roots).digest()
+    except UnfitWeights:
+        return spec
+    if section.weights_digest not in (None, digest):
+        message = f"is {section.weights_digest}, but the weights have {digest}."
+        raise InvalidJobSpec(problems=(Problem(WEIGHTS_DIGEST, message, "Leave it out, or use the weights with it."),))
+    return spec.model_copy(update={"model": section.model_copy(update={"weights_digest": digest})})
 
 
 def refuse_outside(spec: JobSpec, roots: AllowedRoots, *, begun: bool = False) -> None:
@@ -301,10 +323,13 @@ def unseen_problems(
     for file in unseen_files(sorted(groups), sizes) if sizes else ():
         unseen.setdefault(file.path, []).append(file)
     weights, measures_in = spec.model.initial_weights, spec.evaluation.node_group
-    if weights is not None and "://" not in weights and measures_in is not None and spec.resume is None:
+    readers = set() if measures_in is None or spec.resume is not None else {measures_in}
+    readers = groups if spec.trainable is not None else readers
+    if weights is not None and "://" not in weights and readers:
         configuration = f"{weights}/config.json"
         fields[configuration] = WEIGHTS
-        unseen |= {file.path: [file] for file in unseen_files([measures_in], {configuration: None})}
+        for file in unseen_files(sorted(readers), {configuration: None}):
+            unseen.setdefault(file.path, []).append(file)
     problems = []
     for path, files in unseen.items():
         nodes = [f"{file.node} of {file.group} ({file.reason})" for file in files]

@@ -38,6 +38,7 @@ from api.jobs.path_check import (
     weights_problems,
     with_index_digest,
     with_tokenizer,
+    with_weights_digest,
 )
 from api.storage.store import JobRow
 from orchestrator.errors import InvalidJobSpec, Problem
@@ -113,6 +114,7 @@ class Checks:
         spec, is_known = _after(lambda before: with_tokenizer(before, self.roots), spec, problems)
         if is_found and is_known and not outside:
             spec, _ = _after(lambda before: with_index_digest(before, self.roots), spec, problems)
+        spec, _ = _after(lambda before: with_weights_digest(before, self.roots), spec, problems)
         spec, _ = _after(lambda before: resolved(before, self.job_named, self.roots), spec, problems)
         problems += weights_problems(spec, self.roots)
         return spec

@@ -24,6 +24,7 @@ import numpy as np
 from learners.mesh import constrained
 from learners.models.model import Model
 from orchestrator.models.decoder import DecoderSection, ExpertsSection, parameter_shapes, stacked_axes
+from orchestrator.models.trainable import A, B
 from orchestrator.parameters.pieces import Role, Roles
 
 Remat = Literal["none", "dots", "full"]
@@ -56,6 +57,8 @@ def decoder(config: DecoderSection, compute_dtype: Any, remat: Remat = "none", z
         traceable=True,
         vocabulary_size=config.vocabulary_size,
         flops_per_token=lambda length: flops_per_token(config, length),
+        compute_dtypes={name: dtype for name in config.shapes if not name.endswith("norm")},
+        applies_adapters=True,
     )
 
 
@@ -206,7 +209,7 @@ def _attention(
     batch, length, _ = x.shape
 
     def heads(name: str, count: int) -> jax.Array:
-        split = (x @ tensors[f"attention.{name}"]).reshape(batch, length, count, config.head_size)
+        split = _product(x, tensors, f"attention.{name}").reshape(batch, length, count, config.head_size)
         if not config.query_key_norm or name == "value":
             return split
         return _normalised(config, split, tensors[f"attention.{name}_norm"])
@@ -225,7 +228,13 @@ def _attention(
             lambda *qkv: _attended(config, config.window, *qkv),
             *(query, key, value),
         )
-    return mixed.reshape(batch, length, -1) @ tensors["attention.output"]
+    return _product(mixed.reshape(batch, length, -1), tensors, "attention.output")
+
+
+def _product(x: jax.Array, tensors: Tensors, name: str) -> jax.Array:
+    """Multiply by a matrix, with its adapter if it has one: x · (W + A · B), without that sum."""
+    product = x @ tensors[name]
+    return product if name + A not in tensors else product + (x @ tensors[name + A]) @ tensors[name + B]
 
 
 def _attended(
@@ -249,8 +258,8 @@ def _feedforward(config: DecoderSection, tensors: Tensors, x: jax.Array) -> tupl
     """Apply the gated hidden layer, or the token's experts. Also returns the balance of experts, 0 without experts."""
     if config.experts is not None:
         return _experts(config, config.experts, tensors, x)
-    gate, up = x @ tensors["feedforward.gate"], x @ tensors["feedforward.up"]
-    return (_activated(config, gate) * up) @ tensors["feedforward.down"], jnp.float32(0)
+    gate, up = (_product(x, tensors, f"feedforward.{name}") for name in ("gate", "up"))
+    return _product(_activated(config, gate) * up, tensors, "feedforward.down"), jnp.float32(0)
 
 
 def _experts(
@@ -265,6 +274,9 @@ def _experts(
     """
     rows = x.reshape(-1, x.shape[-1])
     rated = jnp.dot(rows, tensors["feedforward.router"], preferred_element_type=jnp.float32)
+    if "feedforward.router" + A in tensors:
+        inner = rows @ tensors["feedforward.router" + A]
+        rated = rated + jnp.dot(inner, tensors["feedforward.router" + B], preferred_element_type=jnp.float32)
     chances = jax.nn.softmax(rated, axis=-1)
     weights, chosen = jax.lax.top_k(chances, experts.active)
     if experts.normalised:
@@ -273,9 +285,15 @@ def _experts(
     sizes = jnp.bincount(chosen.reshape(-1), length=experts.count).astype(jnp.int32)
     origin = order // experts.active
     sorted_rows = rows[origin]
-    gate = jax.lax.ragged_dot(sorted_rows, tensors["experts.gate"], sizes)
-    up = jax.lax.ragged_dot(sorted_rows, tensors["experts.up"], sizes)
-    down = jax.lax.ragged_dot(_activated(config, gate) * up, tensors["experts.down"], sizes)
+
+    def product(x: jax.Array, name: str) -> jax.Array:
+        whole = jax.lax.ragged_dot(x, tensors[name], sizes)
+        if name + A not in tensors:
+            return whole
+        return whole + jax.lax.ragged_dot(jax.lax.ragged_dot(x, tensors[name + A], sizes), tensors[name + B], sizes)
+
+    gate, up = product(sorted_rows, "experts.gate"), product(sorted_rows, "experts.up")
+    down = product(_activated(config, gate) * up, "experts.down")
     weighted = down * weights.reshape(-1)[order][:, None].astype(down.dtype)
     mixed = jnp.zeros_like(rows).at[origin].add(weighted)
     balance = experts.count * jnp.sum(sizes / rows.shape[0] * jnp.mean(chances, axis=0))

@@ -39,6 +39,26 @@ def losses(logits: Logits, z_loss: float) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True)
+class Frozen:
+    """The tensors of a model that are not trained, by name. Every process gets them by itself, and they never travel.
+
+    outline    their shapes, with the types in which they are held
+    value      returns one of them, as ``Model.initialise`` does: NumPy, or JAX that can be traced
+    axes       as ``Model.axes``, and ``roles`` as ``Model.roles``
+    """
+
+    outline: Mapping[str, jax.ShapeDtypeStruct]
+    value: Callable[[str], Any]
+    traceable: bool
+    axes: Mapping[str, tuple[str | None, ...]]
+    roles: Roles
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return {name: tuple(tensor.shape) for name, tensor in self.outline.items()}
+
+
+@dataclass(frozen=True, slots=True)
 class Model:
     """The model of a trainer, as a user's factory returns it.
 
@@ -56,6 +76,11 @@ class Model:
     vocabulary_size                token values are below it
     flops_per_token(length)        floating-point operations of a training step per token of a sequence of this length,
                                    forward and backward; None if unknown
+    compute_dtypes                 the type to which the loss casts a tensor before its use, if that is not float32: a
+                                   tensor that is not trained is held in it
+    applies_adapters               the loss applies ``NAME.lora_a`` and ``NAME.lora_b`` to the matrix NAME if it gets them
+                                   (``orchestrator.models.trainable``); otherwise they are added to the matrix
+    frozen                         what the loss needs besides the parameters; None if that is nothing
     initial_weights(pieces)        these pieces of version 0 (None: all tensors), if that is not the result of
                                    ``initialise``: NumPy float32 by name. Called only where version 0 is made; islands
                                    get theirs from the synchroniser
@@ -70,3 +95,6 @@ class Model:
     vocabulary_size: int = BYTE_VALUES
     flops_per_token: Callable[[int], float] | None = None
     initial_weights: Callable[[Iterable[str] | None], Mapping[str, Any]] | None = None
+    compute_dtypes: Mapping[str, Any] = field(default_factory=dict)
+    applies_adapters: bool = False
+    frozen: Frozen | None = None

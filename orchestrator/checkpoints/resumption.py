@@ -32,6 +32,11 @@ SAME = (
     ("model", "factory"),
     ("model", "vocabulary_size"),
     ("model", "compute_dtype"),
+    ("model", "weights_digest"),
+    ("trainable", "lora", "rank"),
+    ("trainable", "lora", "alpha"),
+    ("trainable", "lora", "targets"),
+    ("trainable", "only"),
     ("data", "source"),
     ("data", "files"),
     ("data", "sources"),
@@ -52,6 +57,10 @@ SAME = (
     ("synthetic", "parameters"),
 )
 """The settings on which Θ, its fragments, the islands' states and the positions in the data depend."""
+REASONS: Mapping[tuple[str, ...], str] = {
+    ("model", "weights_digest"): " (what was trained only fits the frozen weights of model.initial_weights then)",
+}
+"""What a difference means, where its field alone does not say it."""
 TOKENIZER = ("data", "tokenizer")
 LATER: Mapping[tuple[str, ...], Any] = {
     ("training", "inner_optimizer", "kind"): "adamw",
@@ -162,7 +171,7 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
         was, is_now = (_at(document, path) for document in (before, now))
         is_open = any(_is_left(document, path) and not _is_of_bytes(document) for document in (before, now))
         if was != is_now and not is_open:
-            lines.append(f"{'.'.join(path)} was {brief(was)} but is {brief(is_now)}")
+            lines.append(f"{'.'.join(path)} was {brief(was)} but is {brief(is_now)}{REASONS.get(path, '')}")
     return lines
 
 

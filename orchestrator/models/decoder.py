@@ -160,6 +160,11 @@ class DecoderSection(Section):
         return parameter_shapes(self)
 
     @property
+    def matrices(self) -> dict[str, tuple[int, ...]]:
+        """Names and shapes of the tensors that adapters may have (``trainable``)."""
+        return {name: shape for name, shape in self.shapes.items() if len(shape) - (stacked_axes(name) or 2) == 2}
+
+    @property
     def dimensions(self) -> dict[str, tuple[str | None, ...]]:
         """The names of each tensor's dimensions, by which a mesh splits them."""
         leading = ("layers", "experts")

@@ -40,6 +40,11 @@ class Architecture:
         return parameter_shapes(self)
 
     @property
+    def matrices(self) -> dict[str, tuple[int, int]]:
+        """Names and shapes of the tensors that adapters may have (``trainable``)."""
+        return {name: shape for name, shape in self.shapes.items() if name.startswith("blocks.")}
+
+    @property
     def dimensions(self) -> dict[str, tuple[str, str]]:
         """The names of each tensor's dimensions, by which a mesh splits them."""
         by_end = {"embed": ("vocabulary", "width"), "unembed": ("width", "vocabulary")}

@@ -59,6 +59,9 @@ Function = Annotated[str, Field(max_length=200, pattern=_FUNCTION)]
 TensorPattern = Annotated[str, Field(min_length=1, max_length=200, pattern=_TENSOR_PATTERN)]
 """A pattern of tensor names, with ``*``, ``?`` and ``[…]`` as in a shell; it may begin with a star and contain dots."""
 Digest = Annotated[str, Field(pattern=_DIGEST)]
+AdapterRank = Annotated[int, Field(strict=True, ge=1, le=4096)]
+"""Published adapters have ranks of 4 to 256."""
+AdapterAlpha = Annotated[float, Field(strict=True, gt=0, le=65_536, allow_inf_nan=False)]
 
 # ── counts ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -42,7 +42,7 @@ from orchestrator.specification.sections import (
     TransportSection,
 )
 from orchestrator.specification.training_sections import BUILT_IN_TRAINER as BUILT_IN_TRAINER
-from orchestrator.specification.training_sections import DataSection, ModelSection, TrainingSection
+from orchestrator.specification.training_sections import DataSection, ModelSection, TrainableSection, TrainingSection
 from orchestrator.specification.validation import collected, omitted_count, problems_of, right_part, wrong_places
 from orchestrator.system.plain import counted
 from orchestrator.text import token_files
@@ -56,6 +56,9 @@ class JobSpec(Section):
     model: ModelSection = ModelSection.model_construct()
     data: DataSection = DataSection.model_construct()
     training: TrainingSection = TrainingSection.model_construct()
+    trainable: TrainableSection | None = Field(
+        None, description="the part of the model that is trained; if absent, all"
+    )
     synchroniser: SynchroniserSection = SynchroniserSection.model_construct()
     islands: Annotated[tuple[IslandsSection, ...], Field(min_length=1, max_length=ISLANDS_MAX)]
     budget: BudgetSection
@@ -270,6 +273,11 @@ def _entry_problems(job: JobSpec) -> Iterable[Problem]:
 def _budget_problems(job: JobSpec) -> Iterable[Problem]:
     if (job.budget.tokens is None) == (job.budget.steps is None):
         yield Problem("budget", "needs exactly one of tokens and steps.", "Give one of the two.")
+
+
+def _trainable_problems(job: JobSpec) -> Iterable[Problem]:
+    if job.trainable is not None:
+        yield from job.trainable.problems_of(job.trainer, job.model.network)
 
 
 def _data_problems(job: JobSpec) -> Iterable[Problem]:
@@ -547,6 +555,7 @@ def _synthetic_problems(job: JobSpec) -> Iterable[Problem]:
 
 RULES: tuple[Callable[[JobSpec], Iterable[Problem]], ...] = (
     _budget_problems,
+    _trainable_problems,
     _data_problems,
     _source_problems,
     _source_name_problems,

@@ -23,9 +23,11 @@ from types import MappingProxyType
 from typing import Any
 
 from orchestrator.errors import Problem
+from orchestrator.models.decoder import DecoderSection
 from orchestrator.parameters.codec.registry import CodecName
 from orchestrator.specification.config import BUILT_IN_TRAINER, JobSpec
 from orchestrator.specification.device_mesh import parameter_axes
+from orchestrator.specification.sections import IslandsSection
 
 FLOAT32_BYTES = 4.0
 CODE_BYTES: Mapping[CodecName, float] = {
@@ -130,28 +132,54 @@ def shard_bytes_per_parameter(
     return state * (1 + staleness_max) + update + merging * at_once + HEAP_BYTES
 
 
+def _parts(hosts: int, mesh: Mapping[str, Any]) -> dict[Extent, float]:
+    """Return the parts of a tensor that one host has. A host's devices form a box of the mesh, ``data`` outermost."""
+    ways = math.prod(parameter_axes(mesh).values())
+    held = 1 / min(hosts, ways)
+    return {Extent.SHARE: held, Extent.COPIES: max(held, (mesh.get("data") or 1) / hosts)}
+
+
 def island_bytes_per_parameter(
     *, on_cpu: bool, saves: bool, hosts: int = 1, mesh: Mapping[str, Any] = MappingProxyType({})
 ) -> float:
-    """Return an island's bytes per parameter on each host. A host's devices form a box of the mesh, ``data`` outermost."""
-    ways = math.prod(parameter_axes(mesh).values())
-    held = 1 / min(hosts, ways)
-    parts = {Extent.SHARE: held, Extent.COPIES: max(held, (mesh.get("data") or 1) / hosts)}
+    """Return an island's bytes per parameter on each host."""
+    parts = _parts(hosts, mesh)
     there = {When.ALWAYS: True, When.SAVES: saves, When.ON_CPU: on_cpu}
     return math.fsum(term.bytes_per_parameter * parts[term.extent] for term in ISLAND_TERMS if there[term.when])
 
 
 def parameter_count_of(spec: JobSpec) -> int | None:
-    """Return the number of parameters from the specification; None if only the package of the model or trainer knows."""
+    """Return the number of trained parameters from the specification; None if only the package of model or trainer knows."""
     if spec.trainer == SYNTHETIC:
         return spec.synthetic.parameters
     network = spec.model.network if spec.trainer == BUILT_IN_TRAINER else None
-    return network.parameter_count if network else None
+    if network is None:
+        return None
+    if spec.trainable is not None:
+        return sum(map(math.prod, spec.trainable.trained_shapes(network).values()))
+    return network.parameter_count
+
+
+def frozen_bytes_of(spec: JobSpec) -> float:
+    """Return the bytes of the parameters that are not trained, once; 0 if only a package knows them.
+
+    A decoder's are held in the type in which it computes, all others in float32.
+    """
+    network = spec.model.network if spec.trainer == BUILT_IN_TRAINER else None
+    if network is None or spec.trainable is None:
+        return 0.0
+    trained = spec.trainable.trained_shapes(network)
+    count = sum(math.prod(shape) for name, shape in network.shapes.items() if name not in trained)
+    halved = isinstance(network, DecoderSection) and spec.model.compute_dtype == "bfloat16"
+    return count * (FLOAT32_BYTES / 2 if halved else FLOAT32_BYTES)
 
 
 def demand_of(spec: JobSpec, parameter_count: int) -> MemoryDemand:
-    """Return the memory that the job's processes need."""
-    sync = spec.synchroniser
+    """Return the memory that the job's processes need, with so many trained parameters.
+
+    Frozen ones take host memory only where the model computes on CPU.
+    """
+    sync, frozen = spec.synchroniser, frozen_bytes_of(spec)
     shard = shard_bytes_per_parameter(
         spec.island_count,
         sync.fragments,
@@ -162,16 +190,19 @@ def demand_of(spec: JobSpec, parameter_count: int) -> MemoryDemand:
     )
     evaluator = EVALUATOR_BYTES if spec.evaluation.on == "head" else 0.0
     saves = bool(spec.checkpoints.every_merges or spec.checkpoints.every_s)
-    islands = (
-        island_bytes_per_parameter(
-            on_cpu=not entry.accelerators, saves=saves, hosts=entry.hosts, mesh=entry.mesh.model_dump()
-        )
-        for entry in spec.islands
-    )
     elsewhere = sync.shards if sync.shard_groups else 0
-    head = evaluator + (0.0 if elsewhere else shard)
-    each = tuple(parameter_count * island for island in islands)
-    return MemoryDemand(parameter_count * head, each, (parameter_count * shard / sync.shards,) * elsewhere)
+    head = parameter_count * (evaluator + (0.0 if elsewhere else shard))
+
+    def island(entry: IslandsSection) -> float:
+        mesh, on_cpu = entry.mesh.model_dump(), not entry.accelerators
+        trained = island_bytes_per_parameter(on_cpu=on_cpu, saves=saves, hosts=entry.hosts, mesh=mesh)
+        return parameter_count * trained + (frozen * _parts(entry.hosts, mesh)[Extent.COPIES] if on_cpu else 0.0)
+
+    return MemoryDemand(
+        head + (frozen if spec.evaluation.on == "head" else 0.0),
+        tuple(map(island, spec.islands)),
+        (parameter_count * shard / sync.shards,) * elsewhere,
+    )
 
 
 def memory_problems(spec: JobSpec, parameter_count: int, nodes: Sequence[NodeMemory]) -> tuple[Problem, ...]:
@@ -218,7 +249,7 @@ def memory_problems(spec: JobSpec, parameter_count: int, nodes: Sequence[NodeMem
                 Problem(
                     f"islands.{index}.node_group",
                     f"is {entry.node_group!r}, {which} {_text(there[entry.hosts - 1])} of memory: {one} of "
-                    f"{parameter_count:,} parameters needs {_text(island)}.",
+                    f"{parameter_count:,} parameters{_and_frozen(spec)} needs {_text(island)}.",
                     f"A host of an island is one node: {LESS}",
                 )
             )
@@ -245,6 +276,8 @@ def memory_problems(spec: JobSpec, parameter_count: int, nodes: Sequence[NodeMem
 
 def _model(spec: JobSpec, parameter_count: int) -> tuple[str, str]:
     """Return the field that determines the model's size, and its value."""
+    if spec.trainable is not None:
+        return "trainable", f"set, with {parameter_count:,} trained parameters"
     if spec.trainer == SYNTHETIC:
         return "synthetic.parameters", f"{parameter_count:,}"
     if spec.trainer != BUILT_IN_TRAINER:
@@ -254,6 +287,11 @@ def _model(spec: JobSpec, parameter_count: int) -> tuple[str, str]:
     if spec.model.decoder is not None:
         return "model.decoder", f"of {parameter_count:,} parameters"
     return "model.preset", f"{spec.model.preset!r}, {parameter_count:,} parameters"
+
+
+def _and_frozen(spec: JobSpec) -> str:
+    frozen = frozen_bytes_of(spec)
+    return f" and {_text(frozen)} of frozen ones" if frozen else ""
 
 
 def _bytes_of(nodes: Sequence[NodeMemory], groups: Set[str]) -> float:

@@ -5,15 +5,20 @@ What is right within one section is said here, in types; ``sections`` has the ot
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from orchestrator.errors import Problem
+from orchestrator.models import trainable
 from orchestrator.models.decoder import DecoderSection, VocabularySize
 from orchestrator.models.presets import DECODERS, PLAIN, Architecture, PresetName
+from orchestrator.models.trainable import ALL_LINEAR
 from orchestrator.specification.bounds import (
+    AdapterAlpha,
+    AdapterRank,
     Digest,
     Function,
     GradientNorm,
@@ -39,6 +44,8 @@ from orchestrator.specification.bounds import (
 from orchestrator.specification.bounds import Section as Section
 
 BUILT_IN_TRAINER = "learners.jax_trainer:create"
+TRAINERS_OF_PARTS = (BUILT_IN_TRAINER,)
+"""The trainers that obey ``trainable``."""
 FILES_MAX = 10_000
 """Of a data set: an island opens each to count its lines. More are fewer files if they are put together."""
 SOURCES_MAX = 64
@@ -64,6 +71,10 @@ class ModelSection(Section):
     compute_dtype: Literal["bfloat16", "float32"] = "bfloat16"
     remat: Literal["none", "dots", "full"] = "none"
     initial_weights: Location | None = None
+    weights_digest: Digest | None = Field(
+        default=None,
+        description="digest of the initial weights where islands read them (trainable); filled in by the service",
+    )
 
     @model_validator(mode="after")
     def _one_model(self) -> ModelSection:
@@ -94,6 +105,68 @@ class ModelSection(Section):
             return replace(plain, vocabulary_size=self.vocabulary_size or plain.vocabulary_size)
         decoder = self.decoder or DECODERS[self.preset]
         return decoder.model_copy(update={"vocabulary_size": self.vocabulary_size or decoder.vocabulary_size})
+
+
+class LoraSection(Section):
+    """Low-rank adapters (LoRA, arXiv:2106.09685): of each target W only A and B of W + alpha / rank · A · B are trained.
+
+    A target is the name of a matrix, such as ``query`` or ``attention.query``, its name in transformers, such as ``q_proj``,
+    or a pattern of tensor names with ``*`` and ``?``. ``all-linear`` is every matrix of attention and hidden layers, except
+    a mixture's routers and experts.
+    """
+
+    rank: AdapterRank = 16
+    alpha: AdapterAlpha | None = Field(default=None, description="if absent, twice the rank")
+    targets: Annotated[tuple[TensorPattern, ...], Field(min_length=1, max_length=GROUPS_MAX)] = (ALL_LINEAR,)
+
+    @property
+    def scale(self) -> float:
+        """The factor of A · B."""
+        return 2.0 if self.alpha is None else self.alpha / self.rank
+
+
+class TrainableSection(Section):
+    """The part of the model that is trained: adapters (``lora``), or the tensors whose names match ``only``. Set one.
+
+    Everything else is frozen. Each island reads it from ``model.initial_weights`` on its own node, which must have the files
+    that the service has (``model.weights_digest``), or draws it from the seed if the job has none. It never travels: merges,
+    checkpoints and states contain what is trained.
+    """
+
+    lora: LoraSection | None = None
+    only: Annotated[tuple[TensorPattern, ...], Field(max_length=GROUPS_MAX)] = Field(
+        default=(), description="patterns of tensor names, with ``*`` and ``?``"
+    )
+
+    @model_validator(mode="after")
+    def _one_part(self) -> TrainableSection:
+        if (self.lora is None) == (not self.only):
+            raise ValueError("needs exactly one of lora and only; give one of the two")
+        return self
+
+    def problems_of(self, trainer: str, network: Architecture | DecoderSection | None) -> Iterator[Problem]:
+        """Yield the problems with this trainer and model. The tensors of a package's model (None) are unknown here."""
+        if trainer not in TRAINERS_OF_PARTS:
+            message = f"is set, but the trainer {trainer} ignores it: it would train the whole model."
+            yield Problem("trainable", message, "Leave it out, or use a trainer that trains a part: the built-in one.")
+        elif network is not None:
+            yield from self.problems_with(network.matrices, network.shapes)
+
+    def problems_with(
+        self, matrices: Mapping[str, tuple[int, ...]], shapes: Mapping[str, tuple[int, ...]]
+    ) -> Iterator[Problem]:
+        """Yield a problem for everything to train that a model of these matrices and tensors does not have."""
+        if self.lora is None:
+            yield from trainable.pattern_problems(self.only, shapes)
+        else:
+            yield from trainable.adapter_problems(self.lora.rank, self.lora.targets, matrices)
+
+    def trained_shapes(self, network: Architecture | DecoderSection) -> dict[str, tuple[int, ...]]:
+        """Return names and shapes of what is trained of a built-in model."""
+        if self.lora is not None:
+            return trainable.adapter_shapes(self.lora.rank, self.lora.targets, network.matrices)
+        shapes: Mapping[str, tuple[int, ...]] = network.shapes
+        return {name: shapes[name] for name in trainable.trained(self.only, shapes)}
 
 
 class SourceSection(Section):

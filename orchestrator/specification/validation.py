@@ -79,6 +79,9 @@ SYNONYMS = {
     "n_embd": "width",
     "d_ff": "hidden_size",
     "intermediate_size": "hidden_size",
+    "r": "rank",
+    "lora_alpha": "alpha",
+    "target_modules": "targets",
 }
 """Names of other programs for our fields."""
 ALIKE_MIN = 0.6

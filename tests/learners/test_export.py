@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from api.commands.checkpoints import described
-from learners import corpus, jax_trainer, orbax_export
+from learners import corpus, export, jax_trainer
 from learners.island_spec import IslandSpec
 from orchestrator.host.records import write_parameters
 from orchestrator.parameters.tensors import shapes
@@ -48,7 +48,7 @@ def test_what_is_exported_has_the_held_out_loss_it_had(trainer, make_job, tmp_pa
     write_parameters(tmp_path, shapes(parameters), [parameters], {"job": "a", "spec": json.dumps(spec)})
     file = tmp_path / "merged.safetensors"
     (tmp_path / "config.json").write_text(json.dumps(described(file)))
-    orbax_export.write(file, tmp_path / "checkpoint")
+    export.write_orbax(file, tmp_path / "checkpoint")
 
     model, found = load(tmp_path)
 
@@ -62,6 +62,6 @@ def test_what_is_exported_has_the_held_out_loss_it_had(trainer, make_job, tmp_pa
 def test_an_orbax_checkpoint_is_not_written_over_another(trainer, tmp_path):
     initial = trainer.initial_parameters()
     write_parameters(tmp_path, shapes(initial), [initial], {})
-    orbax_export.write(tmp_path / "merged.safetensors", tmp_path / "checkpoint")
+    export.write_orbax(tmp_path / "merged.safetensors", tmp_path / "checkpoint")
     with pytest.raises(ValueError, match="already exists"):
-        orbax_export.write(tmp_path / "merged.safetensors", tmp_path / "checkpoint")
+        export.write_orbax(tmp_path / "merged.safetensors", tmp_path / "checkpoint")

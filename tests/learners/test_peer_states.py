@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from learners import jax_trainer, synthetic
+from learners import jax_trainer, state_transfer, synthetic
 from learners.catching_up import CatchingUp, Loaded
 from learners.outbox import Outbox
 from learners.state_transfer import (
@@ -446,3 +446,24 @@ def test_a_donor_gives_no_faster_than_it_may_to_all_who_ask_together():
     with pytest.raises(InfrastructureError, match="9000 bytes would have to wait 9 s"):
         throttle.wait(9000, 5.0)
     Throttle(None).wait(10**12, 0.0)
+
+
+BILLION = 12 * 10**9
+
+
+@pytest.mark.parametrize(("byte_count", "line_bytes_per_s"), [(10**7, 2e6), (BILLION, 2e6), (8 * BILLION, 125e6)])
+def test_a_line_that_is_twice_as_fast_as_the_slowest_is_waited_for_whatever_the_size(
+    byte_count: int, line_bytes_per_s: float
+) -> None:
+    assert state_transfer.limit_s(byte_count, None) > byte_count / line_bytes_per_s + state_transfer.BOUNDARY_S
+
+
+@pytest.mark.parametrize("byte_count", [1000, BILLION])
+def test_a_donor_never_makes_anybody_wait_for_longer_than_they_do(byte_count: int) -> None:
+    rate = 50e6
+    assert state_transfer.queue_s(byte_count, rate) < state_transfer.limit_s(byte_count, rate)
+    assert byte_count / rate < state_transfer.queue_s(byte_count, rate)
+
+
+def test_a_donor_without_a_limit_lets_nobody_wait() -> None:
+    Throttle(None).wait(BILLION, state_transfer.queue_s(BILLION, None))

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 
 from learners.contract import StepResult
 from learners.loop import IslandLoop, LoopPlan
 from learners.outbox import Outbox
-from learners.step_watch import STEPS_BEFORE_USUAL, StepWatch
+from learners.step_watch import STEPS_BEFORE_USUAL, StepWatch, Watchdog
 from learners.synthetic import SyntheticTrainer
 from orchestrator.core.messages import Overdue
 from orchestrator.core.vocabulary import StepLimits, Version
 from orchestrator.specification.config import parse_job
-from tests.waiting import wait_until
+from tests.waiting import PATIENCE_S, wait_until
 
 LIMITS = StepLimits(limit_s=120.0, ratio=50.0, first_s=1800.0)
 
@@ -85,3 +90,37 @@ def test_a_loop_whose_trainer_never_returns_says_so_itself() -> None:
     finally:
         released.set()
         loop.stop()
+
+
+PROGRAM = """
+import os, sys
+from learners.step_watch import Watchdog
+Watchdog(1.5, lambda: os._exit(7), tick_s=0.05)
+print("on watch", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_watchdog_that_is_reset_again_and_again_does_not_expire_and_one_that_is_not_does() -> None:
+    expired = threading.Event()
+    watchdog = Watchdog(1.5, expired.set, tick_s=0.02)
+    for _ in range(40):
+        assert not expired.wait(0.05)
+        watchdog.reset()
+    assert expired.wait(PATIENCE_S)
+
+
+def test_a_process_that_was_stopped_for_long_does_not_take_that_for_silence() -> None:
+    process = subprocess.Popen([sys.executable, "-c", PROGRAM], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    try:
+        process.stdout.readline()
+        os.kill(process.pid, signal.SIGSTOP)
+        time.sleep(2.5)
+        os.kill(process.pid, signal.SIGCONT)
+        continued_at = time.monotonic()
+        assert process.wait(PATIENCE_S) == 7
+        assert time.monotonic() - continued_at >= 0.2
+    finally:
+        process.kill()
+        process.communicate()

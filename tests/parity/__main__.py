@@ -3,9 +3,10 @@
 Theirs: transformers writes random small checkpoints of each model type, whole in float32, and in bfloat16 in several files;
 they are read here. Ours: small decoders of each family are exported as a job's result is, and transformers loads them, with
 their tokenizers in turn: of bytes, a tokenizer.json, SentencePiece's. Continued: a checkpoint of theirs goes through a job's
-export, and must have the context length, special tokens, generation config and chat template that it had. Each line is the
-largest difference of a logit, in standard deviations of the logits. Exits with 1 if one is above ``GOAL``, a text has other
-tokens there, or something was lost.
+export, and must have the context length, special tokens, generation config and chat template that it had. Adapted: adapters
+of theirs are exported, merged and as PEFT has them, and peft loads these on top of the checkpoint. Each line is the largest
+difference of a logit, in standard deviations of the logits. Exits with 1 if one is above ``GOAL``, a text has other tokens
+there, or something was lost.
 """
 
 from __future__ import annotations
@@ -27,11 +28,13 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from learners import tokenizer
 from learners.models.decoder import decoder, logits
 from orchestrator.models.decoder import DecoderSection, parameter_shapes
-from orchestrator.models.huggingface import export, origin
+from orchestrator.models.huggingface import adapters, export, origin
 from orchestrator.models.huggingface.weights import Weights, described
 from orchestrator.models.presets import DECODERS
+from orchestrator.models.trainable import B
 from orchestrator.specification.bounds import BYTES
 from orchestrator.specification.config import JobSpec, parse_job
+from orchestrator.specification.training_sections import TrainableSection
 from orchestrator.system.roots import EVERYTHING
 from orchestrator.text import tokenizer_file
 from tests.learners.tokenizers_of import FAMILIES
@@ -53,6 +56,8 @@ TEXTS = (
     "naïve Ångström ﬁ 日本語 \U0001f30a e\u0301",
     "def f(x: int) -> int:\n    return x  # 10_000\n",
 )
+ADAPTED = ("llama", "qwen3", "gemma3")
+JOB = {"islands": [{"node_group": "here"}], "budget": {"steps": 1}}
 VOCABULARY_SIZE = 360
 """Of the trained tokenizers, at most."""
 
@@ -72,6 +77,8 @@ def main() -> int:
         for number, name in enumerate(name for name in DECODERS if name.endswith(("20m", "-1b", "-8b"))):
             own[name], jobs[name] = exported(name, ours, tokens, trained[number % len(trained)])
         continued(theirs / "llama-continued", ours)
+        for name in ADAPTED:
+            own |= adapted(theirs / name, ours, tokens)
         reference("measure", ours)
         before, after = (json.loads((ours / name / "facts.json").read_text()) for name in ("before", "after"))
         lost = {name: (fact, after[name]) for name, fact in before.items() if fact != after[name]}
@@ -179,11 +186,34 @@ def continued(checkpoint: Path, folder: Path) -> None:
     export.write(folder / "continued.safetensors", after, spec, path, origin.taken(str(before), EVERYTHING))
 
 
+def adapted(checkpoint: Path, folder: Path, tokens: np.ndarray) -> dict[str, np.ndarray]:
+    """The logits of a checkpoint with adapters, of which ``folder`` has the adapters and the merged model afterwards."""
+    config = described(str(checkpoint), EVERYTHING)
+    base = Weights(config, str(checkpoint), EVERYTHING)
+    model = {"decoder": config.model_dump(mode="json"), "initial_weights": str(checkpoint)}
+    part = {"lora": {"rank": 3, "alpha": 5.0, "targets": ["all-linear"]}}
+    spec = json.loads(parse_job({**JOB, "model": model, "trainable": part}).model_dump_json())
+    section = TrainableSection.model_validate(part)
+    drawn = np.random.default_rng(7)
+    own = {
+        name: (0.2 * drawn.standard_normal(shape)).astype(np.float32)
+        for name, shape in section.trained_shapes(config).items()
+    }
+    save_file(own, file := folder / f"{checkpoint.name}.adapters")
+    names = {"peft": f"{checkpoint.name}-peft", "merged": f"{checkpoint.name}-merged"}
+    for name in names.values():
+        (folder / name).mkdir()
+    adapters.write(file, folder / names["peft"], spec)
+    export.write(file, folder / names["merged"], spec, base=base)
+    scaled = {name: tensor * (5 / 3 if name.endswith(B) else 1) for name, tensor in own.items()}
+    here = computed(config, base.taken() | scaled, tokens)
+    return dict.fromkeys(names.values(), here)
+
+
 def job_of(config: DecoderSection, tokenizer_path: str) -> JobSpec:
     return parse_job(
         {
-            "islands": [{"node_group": "here"}],
-            "budget": {"steps": 1},
+            **JOB,
             "model": {"decoder": config.model_dump(mode="json")},
             "data": {"tokenizer": tokenizer_path},
         }

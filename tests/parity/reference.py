@@ -1,8 +1,9 @@
 """The other side of ``make parity``, in an environment of its own: torch and transformers build and measure checkpoints.
 
     python reference.py build FOLDER      writes random small checkpoints of each model type, each with its logits
-    python reference.py measure FOLDER    writes the logits of each checkpoint in it, as transformers loads them, and, where
-                                          it has a tokenizer, that one's tokens of ``texts.json`` and ``facts``
+    python reference.py measure FOLDER    writes the logits of each checkpoint in it, as transformers loads them, and of each
+                                          adapter as peft does, and, where it has a tokenizer, that one's tokens of
+                                          ``texts.json`` and ``facts``
 
 Run as a file: nothing of ours can be imported here.
 """
@@ -14,6 +15,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import peft
 import torch
 import transformers
 
@@ -122,6 +124,14 @@ def measure(folder: Path) -> None:
             texts = json.loads((folder / "texts.json").read_text())
             ids = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
             (config.parent / "ids.json").write_text(json.dumps(ids))
+    for config in sorted(folder.glob("*/adapter_config.json")):
+        base = json.loads(config.read_text())["base_model_name_or_path"]
+        load = transformers.AutoModelForCausalLM.from_pretrained
+        model = peft.PeftModel.from_pretrained(
+            load(base, dtype=torch.float32, attn_implementation="eager"), config.parent
+        )
+        with torch.no_grad():
+            np.save(config.parent / "logits.npy", model.eval()(tokens).logits.numpy())
 
 
 def facts(model: transformers.PreTrainedModel, tokenizer: transformers.PreTrainedTokenizerBase) -> dict[str, object]:

@@ -30,13 +30,13 @@ from numpy.typing import NDArray
 
 from orchestrator.errors import DataError, UnfitWeights
 from orchestrator.models.decoder import DecoderSection, parameter_shapes
-from orchestrator.models.huggingface import configuration, files
+from orchestrator.models.huggingface import adapters, configuration, files
+from orchestrator.models.huggingface.adapters import Base
 from orchestrator.models.huggingface.configuration import IDS
-from orchestrator.models.huggingface.files import TensorFile
 from orchestrator.models.huggingface.layout import Sources, sources_of
 from orchestrator.models.huggingface.origin import CONFIG, GENERATION, OF_THE_TOKENIZER, TOKENIZER_CONFIG, Origin
 from orchestrator.specification.bounds import BYTES
-from orchestrator.specification.training_sections import BUILT_IN_TRAINER, ModelSection
+from orchestrator.specification.training_sections import BUILT_IN_TRAINER, ModelSection, TrainableSection
 from orchestrator.system.roots import EVERYTHING
 from orchestrator.text.tokenizer_file import TokenizerFile
 from orchestrator.text.tokenizer_file import read as read_tokenizer
@@ -54,12 +54,13 @@ def write(
     spec: Mapping[str, Any],
     tokenizer_path: Path | None = None,
     origin: Origin | None = None,
+    base: Base | None = None,
 ) -> list[str]:
     """Write the files to ``folder`` and return notes for the user, in sentences.
 
     ``source`` are parameters of the job with the specification ``spec``. ``tokenizer_path`` is a copy of
     ``data.tokenizer``; without it a job whose tokens are not bytes is written without a tokenizer. ``origin`` is what was
-    kept of the checkpoint that the job continued.
+    kept of the checkpoint that the job continued. ``base`` has the whole tensors that a job with ``trainable`` began with.
 
     Raises UnfitWeights, before anything is written, if transformers has no such model; DataError if the
     file does not have this model's tensors.
@@ -76,12 +77,18 @@ def write(
     document = configuration.document_of(network, data["sequence_length"], special.ids, text)
     own = files.read_header(lambda: source.open("rb"))
     shapes = parameter_shapes(network)
-    if shapes != {name: entry.shape for name, entry in own.entries.items()}:
+    whole: Base = own
+    if spec.get("trainable") is not None:
+        section = TrainableSection.model_validate(spec["trainable"])
+        adapters.require_own(own, section, network, source)
+        assert base is not None, "what is not trained comes from there"
+        whole = adapters.Merged(own, section, base)
+    elif shapes != {name: entry.shape for name, entry in own.entries.items()}:
         raise DataError(detail=f"{source} does not have the tensors of the model that its specification describes.")
     sources = sources_of(network)
     tensors = {name: each.shape for each in sources.values() for name in each.names.values()}
     with (folder / "model.safetensors").open("xb") as out:
-        files.write(out, tensors, _values(own, sources))
+        files.write(out, tensors, _values(whole, sources))
     (folder / "config.json").write_text(json.dumps(document, indent=2) + "\n")
     for name, content in special.files.items():
         (folder / name).write_bytes(content)
@@ -107,7 +114,7 @@ def not_of_transformers(spec: Mapping[str, Any]) -> UnfitWeights | None:
     )
 
 
-def _values(own: TensorFile, sources: Mapping[str, Sources]) -> Iterator[NDArray[np.float32]]:
+def _values(own: Base, sources: Mapping[str, Sources]) -> Iterator[NDArray[np.float32]]:
     for name, each in sources.items():
         for index in each.names:
             part = own.read(name, index)

@@ -14,7 +14,7 @@ import json
 import math
 import os
 import struct
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import IO, Any
 
@@ -30,6 +30,8 @@ Open = Callable[[], IO[bytes]]
 HEADER_BYTES_MAX = 32 << 20
 """The limit for all files of one model together: some 200,000 tensors."""
 DIMENSIONS_MAX = 8
+SAMPLED_BYTES, SAMPLES = 16 << 20, 16
+"""A digest reads all of a tensor up to this size, and this much of a larger one, in so many blocks."""
 TYPES: Mapping[str, Any] = {"F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
 """The types that parameters may have."""
 
@@ -64,6 +66,19 @@ class TensorFile:
         """Return ``start`` to ``stop`` along the first axis, as float32. Raises as ``read``."""
         inner = self.entries[name].shape[1:]
         return self._values(name, start * math.prod(inner), (stop - start, *inner))
+
+    def sampled(self, name: str) -> Iterator[bytes]:
+        """Yield a tensor's bytes as they are in the file: all of a small one, evenly spaced blocks of a large one."""
+        entry = self.entries[name]
+        size = math.prod(entry.shape) * np.dtype(TYPES[entry.dtype]).itemsize
+        count = SAMPLES if size > SAMPLED_BYTES else 1
+        length = SAMPLED_BYTES // SAMPLES if count > 1 else size
+        with self.open() as file:
+            for number in range(count):
+                file.seek(entry.start + (size - length) * number // max(1, count - 1))
+                if len(content := file.read(length)) != length:
+                    raise DataError(detail=f"the file with {shown(name)} became shorter while it was being read.")
+                yield content
 
     def _values(self, name: str, before: int, shape: tuple[int, ...]) -> NDArray[np.float32]:
         """Return values of a tensor with this shape, after the first ``before`` ones."""

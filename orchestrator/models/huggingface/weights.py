@@ -20,6 +20,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from hashlib import blake2b
 from typing import IO, Any
 
 import numpy as np
@@ -73,8 +74,10 @@ class Source:
 class Weights:
     """The tensors of a decoder, read when they are taken, and not kept."""
 
-    def __init__(self, decoder: DecoderSection, folder: str, roots: AllowedRoots) -> None:
-        """Check the folder. Raises UnfitWeights unless it has the weights of this decoder."""
+    def __init__(
+        self, decoder: DecoderSection, folder: str, roots: AllowedRoots, expected_digest: str | None = None
+    ) -> None:
+        """Check the folder. Raises UnfitWeights unless it has weights of this decoder, with this digest if one is given."""
         self._shapes, self._sources = parameter_shapes(decoder), sources_of(decoder)
         self._folder = folder
         document = _document(folder, roots)
@@ -87,6 +90,24 @@ class Weights:
         self._uncompared = decoder.tied_embeddings and HEAD in self._tensors
         if self._uncompared:
             self._require_equal_head(COMPARED_BYTES)
+        if expected_digest is not None and (digest := self.digest()) != expected_digest:
+            raise UnfitWeights(
+                detail=f"{shown(folder)} has other weights than the job was submitted with: their digest is {digest}, not "
+                f"{expected_digest}.",
+                remedy="Copy the same files to that path on every machine: what is trained only fits those weights.",
+            )
+
+    def digest(self) -> str:
+        """Return what tells these weights from others: of names, types, shapes and values (``TensorFile.sampled``)."""
+        digest = blake2b(digest_size=16)
+        try:
+            for name, source in sorted(self._tensors.items()):
+                digest.update(json.dumps([name, source.entry.dtype, *source.entry.shape]).encode())
+                for block in source.file.sampled(source.name):
+                    digest.update(block)
+        except (OSError, DataError) as error:
+            raise _unreadable(self._folder, error) from error
+        return digest.hexdigest()
 
     def taken(self, pieces: Iterable[str] | None = None) -> dict[str, NDArray[np.float32]]:
         """Return these pieces by name, or all tensors. Raises UnfitWeights if they cannot be read, or are not finite.
@@ -97,6 +118,15 @@ class Weights:
             self._require_equal_head()
             self._uncompared = False
         return {name: self._piece(piece_named(name)) for name in (self._shapes if pieces is None else pieces)}
+
+    def read(self, name: str, index: tuple[int, ...] = ()) -> NDArray[np.float32]:
+        """Return a tensor, or the one at this index of the axes that number layers and experts. Raises UnfitWeights."""
+        sources = self._sources[name]
+        try:
+            part = self._tensors[sources.names[index]].read()
+        except (OSError, DataError) as error:
+            raise _unreadable(self._folder, error) from error
+        return part.T if sources.turned else part
 
     def _require_equal_head(self, bytes_max: float = math.inf) -> None:
         """Raise UnfitWeights if ``lm_head.weight`` differs from the embeddings in ``bytes_max`` of each."""

@@ -1,0 +1,146 @@
+"""A job's low-rank adapters as PEFT has them, and the whole tensors of a job that trained a part of its model.
+
+    adapter_config.json          LoRA's settings, and the checkpoint that the adapters belong to
+    adapter_model.safetensors    base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight, (rank, inputs), and lora_B,
+                                 (outputs, rank), for each layer: the transposes of ours
+
+Ours are described in ``models.trainable``. A whole tensor is the trained one, or that of the base plus alpha / rank · A · B
+if it has an adapter. It is computed layer by layer, so that at most one layer is in memory.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from orchestrator.errors import DataError, UnfitWeights
+from orchestrator.models.decoder import DecoderSection
+from orchestrator.models.huggingface import configuration, files
+from orchestrator.models.huggingface.files import TensorFile
+from orchestrator.models.huggingface.layout import sources_of
+from orchestrator.models.huggingface.origin import CONFIG, Origin
+from orchestrator.models.trainable import NOT_LINEAR, A, B, selected
+from orchestrator.specification.training_sections import LoraSection, ModelSection, TrainableSection
+
+ADAPTER_CONFIG, ADAPTER_MODEL = "adapter_config.json", "adapter_model.safetensors"
+PREFIX = "base_model.model."
+MERGED = "Export it merged, with --format huggingface."
+
+
+class Base(Protocol):
+    """The tensors of a whole model by our names."""
+
+    def read(self, name: str, index: tuple[int, ...] = ()) -> NDArray[np.float32]:
+        """Return the tensor, or its part at ``index`` along the first axes."""
+        ...
+
+
+class Merged:
+    """The whole tensors of a job that trained a part of ``base``; a ``Base`` itself."""
+
+    def __init__(self, own: TensorFile, section: TrainableSection, base: Base) -> None:
+        self._own, self._section, self._base = own, section, base
+
+    def read(self, name: str, index: tuple[int, ...] = ()) -> NDArray[np.float32]:
+        if name in self._own.entries:
+            return self._own.read(name, index)
+        whole = self._base.read(name, index)
+        if self._section.lora is None or name + A not in self._own.entries:
+            return whole
+        pair = self._own.read(name + A, index), self._own.read(name + B, index)
+        return whole + np.float32(self._section.lora.scale) * (pair[0] @ pair[1])
+
+
+def require_own(own: TensorFile, section: TrainableSection, network: DecoderSection, source: Path) -> None:
+    """Raise DataError unless the file has what such a job trains."""
+    if section.trained_shapes(network) != {name: entry.shape for name, entry in own.entries.items()}:
+        raise DataError(detail=f"{source} does not have the tensors that its specification trains.")
+
+
+def not_of_peft(spec: Mapping[str, Any], origin: Origin | None) -> UnfitWeights | None:
+    """Return why PEFT cannot load the adapters of a job; None if it can."""
+    part = spec.get("trainable")
+    lora = None if part is None else TrainableSection.model_validate(part).lora
+    section = ModelSection.model_validate(spec["model"])
+    remedy = MERGED
+    if lora is None:
+        what = f"it trains {'the whole model' if part is None else 'some of its tensors'}, and no adapters"
+    elif not isinstance(section.network, DecoderSection):
+        what, remedy = "transformers has no model like its base", "Export it as safetensors or orbax."
+    elif section.initial_weights is None:
+        what = "its base was drawn from the seed, so there is no checkpoint that PEFT could load"
+    elif origin is not None and configuration.sees(origin.mapping(CONFIG)):
+        what = f"{origin.folder} is a vision-language model, in which the matrices have other names"
+    elif special := [
+        name for name in _targets(lora, section.network) if any(part in f".{name}." for part in NOT_LINEAR)
+    ]:
+        what = f"{special[0]} belongs to a mixture of experts, which has no such modules in transformers"
+    else:
+        return None
+    return UnfitWeights(detail=f"The job cannot be exported for PEFT: {what}.", remedy=remedy)
+
+
+def write(source: Path, folder: Path, spec: Mapping[str, Any], origin: Origin | None = None) -> list[str]:
+    """Write the adapters of the job with this specification to ``folder``, and return notes for the user.
+
+    Raises UnfitWeights, before anything is written, if PEFT cannot load them; DataError if ``source`` does not have them.
+    """
+    if problem := not_of_peft(spec, origin):
+        raise problem
+    section, model = TrainableSection.model_validate(spec["trainable"]), ModelSection.model_validate(spec["model"])
+    network, lora = model.network, section.lora
+    assert isinstance(network, DecoderSection), "otherwise there is a problem"
+    assert lora is not None, "otherwise there is a problem"
+    own = files.read_header(lambda: source.open("rb"))
+    require_own(own, section, network, source)
+    modules = {
+        name: {index: theirs.removesuffix(".weight") for index, theirs in sources_of(network)[name].names.items()}
+        for name in _targets(lora, network)
+    }
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name, by_index in modules.items():
+        inputs, outputs = network.matrices[name][-2:]
+        for module in by_index.values():
+            shapes[f"{PREFIX}{module}.lora_A.weight"] = (lora.rank, inputs)
+            shapes[f"{PREFIX}{module}.lora_B.weight"] = (outputs, lora.rank)
+
+    def values() -> Iterator[NDArray[np.float32]]:
+        for name, by_index in modules.items():
+            for index in by_index:
+                yield own.read(name + A, index).T
+                yield own.read(name + B, index).T
+
+    with (folder / ADAPTER_MODEL).open("xb") as out:
+        files.write(out, shapes, values())
+    ends = {module.rpartition(".")[2] for by_index in modules.values() for module in by_index.values()}
+    document = configuration_of(lora, sorted(ends), str(model.initial_weights))
+    (folder / ADAPTER_CONFIG).write_text(json.dumps(document, indent=2) + "\n")
+    return [f"peft can load it on top of {model.initial_weights}."]
+
+
+def configuration_of(lora: LoraSection, modules: list[str], base: str) -> dict[str, Any]:
+    """Return ``adapter_config.json``."""
+    alpha = lora.scale * lora.rank
+    return {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base,
+        "r": lora.rank,
+        "lora_alpha": int(alpha) if alpha.is_integer() else alpha,
+        "target_modules": modules,
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "fan_in_fan_out": False,
+        "init_lora_weights": True,
+        "modules_to_save": None,
+        "inference_mode": True,
+    }
+
+
+def _targets(lora: LoraSection, network: DecoderSection) -> list[str]:
+    return selected(lora.targets, network.matrices)
