@@ -84,7 +84,7 @@ soak: $(STAMP)  ## run for hours: other Pythons, deaths at every point of a roun
 	@ATOLL_DEATHS_PER_POINT=1000 ATOLL_MIRROR_PUTS=1000000 ATOLL_MIRROR_SCHEDULES=1000 $(BIN)/python -m pytest -q tests/journal
 	@ATOLL_KILLS=200 ATOLL_SILENT_S=60 $(BIN)/python -m pytest -q --timeout=1800 tests/ray/shared_job/test_recovery.py
 	@ATOLL_SERVICE_KILLS=100 $(BIN)/python -m pytest -q --timeout=1800 tests/ray/test_service_killed.py
-	@ATOLL_CUT_S=600 $(BIN)/python -m pytest -q -s tests/wan
+	@ATOLL_SOAK=1 ATOLL_CUT_S=600 $(BIN)/python -m pytest -q -s tests/wan/test_partition.py
 	@deploy/system-packages.sh slurm
 	@ATOLL_SOAK=1 $(BIN)/python -m pytest -q --timeout=1800 -m soak
 	@ATOLL_OPENAPI_EXAMPLES=300 $(BIN)/python -m pytest -q --timeout=7200 tests/api/test_openapi.py

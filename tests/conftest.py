@@ -4,8 +4,9 @@
 - first cluster, second cluster: live jobs, one after another, each stream on a Ray cluster of its own
 - network: regions, then pages; one after another, for a browser drops what it loads when network namespaces come and go
 - attack, service: services, which mostly wait; file by file
-- installation: what has a cluster of its own in processes of its own, as users run it whole; file by file, the longest first
 - chaos: plans of chaos, Prometheus; file by file
+- installation: what has a cluster of its own in processes of its own, as users run it whole; file by file, the longest
+  first, and after chaos: a worker that leaves the folder of its live jobs ends their cluster, which no idle core pays for
 - arithmetic: everything else, file by file, at the lowest priority: one worker begins with it and takes what the five
   streams that mostly wait leave; in the end it has all there is
 """
@@ -62,11 +63,11 @@ ORDER = (
     "network",
     "attack",
     "service",
-    "installation",
     "chaos",
+    "installation",
     ARITHMETIC,
 )
-BY_FILE = ("attack", "service", "installation", "chaos", ARITHMETIC)
+BY_FILE = ("attack", "service", "chaos", "installation", ARITHMETIC)
 """Streams whose files any worker may take that has ended its own."""
 FILES = tuple(STREAMS)
 LAST = ("ray/test_hosts.py", "ray/test_simulated_agrees.py")

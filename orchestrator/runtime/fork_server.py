@@ -3,7 +3,8 @@
 The start of a worker is mostly imports: Ray, our own modules, and JAX in an island. A new worker of Ray hands its arguments,
 environment and open files over to a fork, and ends; Ray learns the process number of the fork when that registers. Where the
 fork server does not answer, or was started with other code, other limits or other variables that imports read, the worker
-becomes one itself. It ends with its raylet, and after five minutes without a child. It is a child of the raylet, and forks
+becomes one itself. It ends with its raylet, and after five minutes without a child. JAX is imported beforehand only once a
+fork has imported it: on a node without JAX islands it would cost memory for nothing. It is a child of the raylet, and forks
 are its children, so a raylet's descendants are what works on its node.
 
 Forks share the memory of what was imported until they write to it. Nothing that is imported here may start a thread of
@@ -28,6 +29,7 @@ import signal
 import socket
 import struct
 import sys
+import time
 from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
@@ -38,8 +40,11 @@ RAYLET = "raylet"
 """The name of the process of a node that starts its workers."""
 AT_ONCE = ("ray._private.workers.default_worker", "orchestrator.runtime.synchroniser_actor", "learners.island")
 WHEN_IDLE = ("jax", "learners.jax_trainer")
-"""What takes longest, and only some workers need. Imported one by one while nobody waits."""
-IDLE_S = 1.0
+"""Modules that take long and that only some workers need. Imported one by one while nobody waits, once a fork has them."""
+USED_LIBRARY = "/jaxlib/"
+"""Part of the path of a library in a process that has imported JAX."""
+IDLE_S, LOOK_S = 1.0, 5.0
+"""Without a request for this long, the next module is imported; looks at whether a fork has them are this far apart."""
 READ_BY_IMPORTS = (
     *("RAY_", "PYTHON", "LD_", "OMP_", "OPENBLAS_", "MKL_"),
     *("JAX_", "XLA_", "CUDA", "NVIDIA_", "TPU_", "LIBTPU"),
@@ -129,14 +134,24 @@ class _Server:
         wanted = select.poll()
         for file in (self._listener.fileno(), self._raylet_ended):
             wanted.register(file, select.POLLIN)
+        is_used, last_child_at = False, time.monotonic()
         while True:
-            ready = {file for file, _ in wanted.poll(1e3 * (IDLE_S if self._later else CHILDLESS_S))}
-            if self._raylet_ended in ready or (not ready and not self._later and self._is_childless()):
+            pause_s = CHILDLESS_S if not self._later else IDLE_S if is_used else LOOK_S
+            ready = {file for file, _ in wanted.poll(1e3 * pause_s)}
+            if self._raylet_ended in ready:
                 return None
             if not ready:
-                if self._later:
+                forks, now = self._forks(), time.monotonic()
+                if forks != []:
+                    last_child_at = now
+                elif now >= last_child_at + CHILDLESS_S:
+                    return None
+                if self._later and is_used:
                     self._import(self._later.popleft())
+                elif self._later:
+                    is_used = any(_has_loaded(fork, USED_LIBRARY) for fork in forks or ())
                 continue
+            last_child_at = time.monotonic()
             connection, _ = self._listener.accept()
             with connection:
                 forked = self._forked(connection)
@@ -169,10 +184,11 @@ class _Server:
         arguments: list[str] = wanted["arguments"]
         return arguments
 
-    def _is_childless(self) -> bool:
+    def _forks(self) -> list[str] | None:
+        """Return the process numbers of the forks that live, or None if this kernel does not tell."""
         with suppress(OSError), open(f"/proc/self/task/{self._pid}/children") as file:
-            return not file.read().split()
-        return False
+            return file.read().split()
+        return None
 
     def _import(self, name: str) -> None:
         """A worker that needs what cannot be imported here fails by itself, and says so in its log."""
@@ -235,6 +251,13 @@ def _name_of(process: int) -> str:
     with suppress(OSError), open(f"/proc/{process}/comm") as file:
         return file.read().strip()
     return ""
+
+
+def _has_loaded(process: str, library: str) -> bool:
+    """Return whether a library of this path is in the memory of the process."""
+    with suppress(OSError), open(f"/proc/{process}/maps") as file:
+        return library in file.read()
+    return False
 
 
 def _is_child(connection: socket.socket, raylet: int) -> bool:

@@ -54,7 +54,7 @@ class Voyaging:
         return answer.text
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def voyaging(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Voyaging]:
     """Nobody may end it. One island was killed by a command, and one request named a job that is not there."""
     installation = Installation(tmp_path_factory.mktemp("voyage"))
@@ -191,7 +191,7 @@ def scrape_of(url: str, credentials: Path, scrape: dict[str, Any]) -> dict[str, 
     return scrape | {"static_configs": configs, "authorization": authorization}
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def prometheus(voyaging: Voyaging, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
     """It has scraped a few times, as the operator configures it."""
     scrape, rules = operated()

@@ -20,7 +20,7 @@ from tests.ray.jobs import STEPS_ON, Job
 from tests.waiting import wait_until
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     folder = tmp_path_factory.mktemp("home")
     embedded.up(folder, DEFAULT_GROUPS)
@@ -28,7 +28,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     embedded.down(folder)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def port(home: Path) -> Iterator[RayControlPort]:
     connected = connect(home)
     yield connected

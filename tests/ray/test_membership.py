@@ -30,6 +30,7 @@ Start = Callable[..., Job]
 GROUPS = ("us-east", "asia")
 
 
+@pytest.mark.soak("by scaling, what shared_job/test_membership.py has by draining and adding")
 def test_a_job_is_scaled_from_two_islands_to_four_while_it_trains_and_back(start: Start) -> None:
     document = synthetic(steps=ENDLESS, groups=GROUPS, synchroniser={"quorum": 2})
     for section in document["islands"]:

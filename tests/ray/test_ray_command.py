@@ -123,8 +123,10 @@ def test_an_idle_agent_ends_with_its_raylet(tmp_path: Path, options: list[str]) 
 
 
 WORKER = """
-import json, os, random, signal, sys, time
+import importlib, json, os, random, signal, sys, time
 import numpy
+if "LOADED" in os.environ:
+    importlib.import_module(os.environ["LOADED"])
 about = dict(
     arguments=sys.argv[1:],
     pid=os.getpid(),
@@ -134,6 +136,7 @@ about = dict(
     mark=os.environ.get("MARK"),
     children=signal.getsignal(signal.SIGCHLD) == signal.SIG_DFL,
     ray="ray" in sys.modules,
+    late="colorsys" in sys.modules,
     files=len(os.listdir("/proc/self/fd")),
 )
 print(json.dumps(about), flush=True)
@@ -154,7 +157,8 @@ for line in sys.stdin:
 LIGHT = """
 import os
 from orchestrator.runtime import fork_server, worker
-fork_server.AT_ONCE, fork_server.WHEN_IDLE = ("numpy",), ()
+fork_server.AT_ONCE, fork_server.WHEN_IDLE = ("numpy",), ("colorsys",)
+fork_server.USED_LIBRARY, fork_server.IDLE_S, fork_server.LOOK_S = "/_lsprof.", 0.01, 0.01
 fork_server.CHILDLESS_S = float(os.environ.get("CHILDLESS_S", 300))
 worker.main()
 """
@@ -232,6 +236,12 @@ def test_a_worker_that_would_import_something_else_is_no_fork_of_that_server(
     first, other = raylet.start(), raylet.start(**variable)
     assert other["parent"] != first["parent"]
     assert psutil.Process(other["parent"]).ppid() == raylet.process.pid
+
+
+def test_what_only_some_workers_need_is_imported_beforehand_once_one_of_them_has_it(raylet: StandInRaylet) -> None:
+    assert not any(raylet.start()["late"] for _ in range(5)), "looked at many times meanwhile"
+    assert not raylet.start(LOADED="_lsprof")["late"]
+    wait_until(lambda: raylet.start()["late"], "a worker that finds it imported")
 
 
 def test_a_worker_starts_by_itself_where_the_fork_server_was_killed(raylet: StandInRaylet) -> None:

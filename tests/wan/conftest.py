@@ -19,7 +19,7 @@ GROUPS = (NodeGroup(name=EAST, region=EAST), NodeGroup(name=ASIA, region=ASIA, n
 ENDLESS = 1_000_000
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def archipelago(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Archipelago]:
     built = Archipelago(tmp_path_factory.mktemp("wan"), GROUPS)
     try:

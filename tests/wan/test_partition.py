@@ -26,6 +26,9 @@ UNTOLD_STEPS_MAX = 2.0 / STEP_S
 """Taken since an island's last report."""
 
 
+@pytest.mark.soak(
+    "by packets, what shared_job/test_chaos.py has by the command for a cut; the next test cuts for real, too"
+)
 def test_a_region_that_is_cut_off_trains_on_and_contributes_again_with_the_right_counters(
     archipelago: Archipelago, submit: Submit
 ) -> None:

@@ -37,7 +37,7 @@ def browser() -> Iterator[Browser]:
         chromium.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     """The service that all tests of the page share, with one job that outlasts them."""
     site = Site(tmp_path_factory.mktemp("web"))

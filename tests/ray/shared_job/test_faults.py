@@ -75,6 +75,7 @@ def test_an_island_that_stops_for_a_while_is_suspected_not_replaced_and_goes_on(
     assert job.gap_max_s("europe", resumed_at) >= STEPS_ON * STEP_S / 2, "it stood still while the others stepped"
 
 
+@pytest.mark.soak("a death and a stop, each of which has a test of its own here")
 def test_an_island_killed_while_it_is_suspect_is_placed_again(job: Job) -> None:
     stopped = job.island("asia")
     before = len(job.events(events.ConnectionLost, "asia"))
@@ -86,6 +87,7 @@ def test_an_island_killed_while_it_is_suspect_is_placed_again(job: Job) -> None:
     assert [event.dead for event in lost] == [False, True]
 
 
+@pytest.mark.soak("a moment before what the next test kills an island in")
 def test_an_island_killed_while_it_is_placed_is_placed_again(job: Job, home: Path) -> None:
     """Its process is stopped as soon as there is one, so it cannot have said that it was placed."""
     number = job.island("asia")["incarnation"]
