@@ -47,28 +47,50 @@ class Format(StrEnum):
     HUGGINGFACE = "huggingface"
 
 
+class Dtype(StrEnum):
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+    FLOAT16 = "float16"
+
+
 def export(
     job: JobArgument,
     form: Annotated[Format, typer.Option("--format", help="Format of the parameters.")] = Format.SAFETENSORS,
     out: Annotated[
         Path | None, typer.Option("--out", metavar="DIR", help="Folder to write.", show_default="JOB-export")
     ] = None,
+    dtype: Annotated[
+        Dtype | None,
+        typer.Option("--dtype", help="For huggingface: type of the tensors. Default: float32.", show_default=False),
+    ] = None,
+    shard_gb: Annotated[
+        float | None,
+        typer.Option(
+            "--shard-gb", min=0.001, help="For huggingface: largest file, in GB. Default: 5.", show_default=False
+        ),
+    ] = None,
     home: HomeOption = DEFAULT_HOME,
     url: UrlOption = None,
 ) -> None:
     """Write the merged parameters of a running or ended job, with its specification."""
+    settings: dict[str, Any] = {} if dtype is None else {"dtype": dtype.value}
+    settings |= {} if shard_gb is None else {"shard_bytes": shard_gb * 1e9}
+    if settings and form is not Format.HUGGINGFACE:
+        option = "--dtype" if dtype is not None else "--shard-gb"
+        raise typer.BadParameter(f"{option} is for --format huggingface; {form.value} has float32 in one piece")
     with connect(home, url) as client:
         name = client.job(job).job
         folder = out or Path(f"{name}-export")
         target = folder / ("checkpoint" if form is Format.ORBAX else "model.safetensors")
-        if target.exists():
-            raise ConfigurationError(detail=f"{target} already exists. Remove it, or give another --out.")
+        index = folder / "model.safetensors.index.json"
+        if occupied := next((path for path in (target, index) if path.exists()), None):
+            raise ConfigurationError(detail=f"{occupied} already exists. Remove it, or give another --out.")
         with _draft_of(folder) as (parameters, draft):
             client.download_parameters(name, parameters)
             facts = described(parameters)
             notes = []
             if form is Format.HUGGINGFACE:
-                notes = _write_for_transformers(client, name, parameters, draft, facts["spec"])
+                notes = _write_for_transformers(client, name, parameters, draft, facts["spec"], settings)
             else:
                 (draft / "config.json").write_text(json.dumps(facts, indent=1) + "\n")
                 if form is Format.SAFETENSORS:
@@ -105,7 +127,9 @@ def _write_for_orbax(parameters: Path, target: Path) -> None:
         raise typer.Exit(1)
 
 
-def _write_for_transformers(client: Client, job: str, parameters: Path, draft: Path, spec: dict[str, Any]) -> list[str]:
+def _write_for_transformers(
+    client: Client, job: str, parameters: Path, draft: Path, spec: dict[str, Any], settings: dict[str, Any]
+) -> list[str]:
     """Write the export and return notes for the user. Files that the service no longer has do not stop the export."""
     from orchestrator.models.huggingface import export as huggingface  # brings NumPy
     from orchestrator.models.huggingface import origin as origins
@@ -127,7 +151,7 @@ def _write_for_transformers(client: Client, job: str, parameters: Path, draft: P
         pass
     except RequestError as error:
         notes.append(f"The export has no settings of the job's initial checkpoint: {error}")
-    notes += huggingface.write(parameters, draft, spec, tokenizer if tokenizer.exists() else None, origin)
+    notes += huggingface.write(parameters, draft, spec, tokenizer if tokenizer.exists() else None, origin, **settings)
     if (draft / "tokenizer_config.json").exists():
         notes.append("transformers can load it, and its AutoTokenizer the tokenizer.")
     return notes

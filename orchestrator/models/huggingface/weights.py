@@ -66,8 +66,8 @@ class Source:
     def entry(self) -> Entry:
         return self.file.entries[self.name]
 
-    def read(self) -> NDArray[np.float32]:
-        return self.file.read(self.name)
+    def read(self, rows: tuple[int, int] | None = None) -> NDArray[np.float32]:
+        return self.file.read(self.name) if rows is None else self.file.rows(self.name, *rows)
 
 
 class Weights:
@@ -75,10 +75,11 @@ class Weights:
 
     def __init__(self, decoder: DecoderSection, folder: str, roots: AllowedRoots) -> None:
         """Check the folder. Raises UnfitWeights unless it has the weights of this decoder."""
-        self._shapes, self._sources = parameter_shapes(decoder), sources_of(decoder)
         self._folder = folder
         document = _document(folder, roots)
         require_same(decoder, configuration.decoder_of(document))
+        self._shapes = parameter_shapes(decoder)
+        self._sources = sources_of(decoder, configuration.text_type(document))
         _refuse_adapter(folder, roots)
         self._tensors = _tensors_by_name(folder, roots)
         if configuration.sees(document):
@@ -124,7 +125,7 @@ class Weights:
                 continue
             own = tuple(number - start * (at == axis) for at, number in enumerate(index)) if between else index
             try:
-                part = self._tensors[theirs].read()
+                part = self._tensors[theirs].read(sources.rows)
             except (OSError, DataError) as error:
                 raise _unreadable(self._folder, error) from error
             tensor[own] = part.T if sources.turned else part
