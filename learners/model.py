@@ -31,7 +31,7 @@ from learners.models import decoder
 from learners.models.model import AXES, Logits, Model, Tensors, losses
 from learners.models.plain import transformer
 from orchestrator.errors import ConfigurationError
-from orchestrator.models.huggingface.weights import Weights
+from orchestrator.models.huggingface.weights import Weights, described
 from orchestrator.models.presets import Architecture
 
 Make = Callable[[Any], Any]
@@ -49,8 +49,11 @@ def build(spec: IslandSpec | Document) -> Model:
     spec = IslandSpec.of(spec)
     section, z_loss = spec.job.model, spec.job.training.z_loss
     network = section.network
+    if section.factory is not None:
+        return _from_factory(section.factory, spec)
     if network is None:
-        return _from_factory(section.factory or "", spec)
+        assert section.initial_weights is not None, "otherwise there is a network"
+        network = described(section.initial_weights, spec.roots)
     dtype = jnp.dtype(section.compute_dtype)
     if isinstance(network, Architecture):
         return transformer(network, dtype, z_loss)

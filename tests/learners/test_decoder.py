@@ -326,7 +326,7 @@ def test_initial_parameters_follow_from_the_seed_and_predict_nothing_yet() -> No
         ),
         ({"preset": "qwen3-20m", "decoder": {**SMALL, "hidden_size": 8}}, "model", "leave one of the two out"),
         ({"factory": "my.models:build", "vocabulary_size": 1024}, "model", "factory and vocabulary_size"),
-        ({"initial_weights": "/weights"}, "model", "initial_weights and the preset 'nano'"),
+        ({"initial_weights": "/weights", "preset": "micro"}, "model", "initial_weights and the preset 'micro'"),
         ({"decoder": {**SMALL, "hidden_size": 8, "pre_norms": False}}, "model.decoder", "neither pre_norms nor post"),
         ({"decoder": {**SMALL, "hidden_size": 8, "joint_heads_norm": True}}, "model.decoder", "without query_key_norm"),
         (

@@ -17,14 +17,16 @@ import ml_dtypes
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
+from typer.testing import CliRunner
 
+from api.cli import app
 from api.jobs.path_check import weights_problems
 from learners import jax_trainer, model
-from orchestrator.errors import DataError, UnfitWeights
+from orchestrator.errors import DataError, InvalidJobSpec, UnfitWeights
 from orchestrator.models.decoder import DecoderSection, parameter_shapes
 from orchestrator.models.huggingface import configuration, export, files
 from orchestrator.models.huggingface.origin import Origin
-from orchestrator.models.huggingface.weights import Weights
+from orchestrator.models.huggingface.weights import Weights, completed
 from orchestrator.models.presets import DECODERS
 from orchestrator.parameters.pieces import Piece
 from orchestrator.specification.config import parse_job
@@ -139,6 +141,52 @@ def test_a_number_that_a_type_cannot_hold_is_not_exported_as_infinite(tmp_path: 
         pytest.raises(DataError, match=r"norm has 7e\+04, which float16 cannot hold\. Export as bfloat16"),
     ):
         files.write(file, {"norm": (2,)}, [np.array([1, 7e4], np.float32)], "F16")
+
+
+def test_the_weights_alone_say_what_the_model_is(tmp_path: Path) -> None:
+    for name, decoder in FAMILIES.items():
+        (folder := tmp_path / name).mkdir()
+        exported(decoder, folder)
+        alone = document(LLAMA) | {"model": {"initial_weights": str(folder), "remat": "full"}}
+        spec = parse_job(completed(alone, AllowedRoots.only(tmp_path)))
+        assert spec.model.remat == "full"
+        assert isinstance(spec.model.network, DecoderSection)
+        assert configuration.differences(spec.model.network, decoder) == []
+        assert weights_problems(spec, AllowedRoots.only(tmp_path)) == ()
+        assert parse_job(alone).model.network is None
+        assert model.build({**alone, "roots": AllowedRoots.only(tmp_path)}).vocabulary_size == 11
+
+
+def test_inspection_says_what_the_folder_has_and_whether_it_can_be_trained(tmp_path: Path) -> None:
+    exported(FAMILIES["mixtral"], tmp_path, dtype="bfloat16")
+    shown = CliRunner().invoke(app, ["model", "inspect", str(tmp_path), "--json"])
+    assert shown.exit_code == 0, shown.output
+    facts = json.loads(shown.stdout)
+    count = FAMILIES["mixtral"].parameter_count
+    assert facts["model_type"] == "mixtral"
+    assert facts["dtypes"] == ["BF16"]
+    assert (facts["parameters"], facts["stored_bytes"]) == (count, 2 * count)
+    assert facts["memory_bytes"]["island_on_cpu"] > facts["memory_bytes"]["island"] > 12 * count
+    assert facts["trainable"]
+    assert (
+        f"model: {{initial_weights: {tmp_path}}}" in CliRunner().invoke(app, ["model", "inspect", str(tmp_path)]).stdout
+    )
+    changed(model_type="gpt2", architectures=["GPT2LMHeadModel"])(tmp_path)
+    facts = json.loads(CliRunner().invoke(app, ["model", "inspect", str(tmp_path), "--json"]).stdout)
+    assert (facts["trainable"], facts["decoder"], facts["parameters"]) == (False, None, count)
+    assert "model_type 'gpt2'" in facts["problem"]["message"]
+    assert "no: config.json has model_type" in CliRunner().invoke(app, ["model", "inspect", str(tmp_path)]).stdout
+
+
+def test_the_folder_is_asked_only_where_it_alone_says_what_the_model_is(tmp_path: Path) -> None:
+    for section in ({"preset": "qwen3-20m"}, {"decoder": LLAMA.model_dump(mode="json")}, {"preset": "micro"}, {"x": 1}):
+        whole = document(LLAMA) | {"model": {**section, "initial_weights": str(tmp_path)}}
+        assert completed(whole, AllowedRoots.only(tmp_path)) is whole
+    assert completed({"model": 3}, AllowedRoots.only(tmp_path)) == {"model": 3}
+    alone = document(LLAMA) | {"model": {"initial_weights": str(tmp_path)}}
+    assert completed(alone | {"trainer": "package:function"}, AllowedRoots.only(tmp_path))["model"] == alone["model"]
+    with pytest.raises(InvalidJobSpec, match=r"model\.initial_weights: .* It must have config\.json"):
+        completed(alone, AllowedRoots.only(tmp_path))
 
 
 @pytest.mark.parametrize("name", ["llama", "moe"])
