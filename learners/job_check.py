@@ -22,7 +22,8 @@ from learners import tokenizer
 from learners.factories import trainer_of
 from learners.island_spec import IslandSpec
 from learners.text import Text
-from orchestrator.errors import ConfigurationError, InvalidJobSpec, Problem, in_words
+from orchestrator.errors import ConfigurationError, InvalidJobSpec, Problem, UnfitWeights, in_words
+from orchestrator.models.huggingface.weights import FIELD as WEIGHTS
 from orchestrator.parameters import fragment_map
 from orchestrator.specification.training_sections import BUILT_IN_TRAINER
 from orchestrator.system.roots import EVERYTHING
@@ -47,6 +48,8 @@ def _attempted(work: Callable[[], dict[str, Any]], problems: list[Problem]) -> d
         return work()
     except InvalidJobSpec as error:
         problems += error.problems
+    except UnfitWeights as error:
+        problems.append(Problem(WEIGHTS, error.detail, error.remedy))
     except ConfigurationError as error:
         about = FIELD.fullmatch(str(error))
         problems.append(Problem(about[1], about[2], "") if about else Problem("the job", in_words(error), ""))

@@ -33,7 +33,7 @@ from learners.models.model import AXES, Frozen, Logits, Model, Tensors, losses
 from learners.models.plain import transformer
 from orchestrator.errors import ConfigurationError, InvalidJobSpec
 from orchestrator.models import trainable
-from orchestrator.models.huggingface.weights import Weights
+from orchestrator.models.huggingface.weights import Weights, described
 from orchestrator.models.presets import Architecture
 from orchestrator.models.trainable import A, B
 from orchestrator.parameters.pieces import Role, role_of
@@ -61,8 +61,11 @@ def build(spec: IslandSpec | Document) -> Model:
 def _whole(spec: IslandSpec) -> Model:
     section, z_loss = spec.job.model, spec.job.training.z_loss
     network = section.network
+    if section.factory is not None:
+        return _from_factory(section.factory, spec)
     if network is None:
-        return _from_factory(section.factory or "", spec)
+        assert section.initial_weights is not None, "otherwise there is a network"
+        network = described(section.initial_weights, spec.roots)
     dtype = jnp.dtype(section.compute_dtype)
     if isinstance(network, Architecture):
         return transformer(network, dtype, z_loss)

@@ -150,7 +150,7 @@ MAY_IMPORT = {
         "api.storage": "alembic api.auth.store api.chaos.store orchestrator.errors psycopg sqlalchemy",
         "api.run": """
             api.schemas orchestrator.accounting.explanation orchestrator.core.vocabulary orchestrator.errors
-            orchestrator.report.words orchestrator.status orchestrator.system orchestrator.tape pydantic yaml
+            orchestrator.report.words orchestrator.status orchestrator.system orchestrator.tape pyarrow pydantic yaml
         """,
         "api.jobs": """
             api.auth api.checkpoints api.clocks api.run api.schemas api.storage orchestrator.core.commands
@@ -164,7 +164,7 @@ MAY_IMPORT = {
         """,
         "api.commands": """
             api.auth.roles api.chaos.plans api.chaos.schemas api.checkpoints.archive api.client
-            api.installation api.schemas api.simulation api.terminal orchestrator.certificates
+            api.installation api.run.tables api.schemas api.simulation api.terminal orchestrator.certificates
             orchestrator.chaos orchestrator.errors orchestrator.kubernetes orchestrator.models
             orchestrator.parameters.codec.registry orchestrator.report orchestrator.simulation
             orchestrator.simulation.advice orchestrator.specification orchestrator.system orchestrator.tape

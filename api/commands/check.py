@@ -69,6 +69,7 @@ def _accepted(
 ) -> tuple[JobSpec | None, list[str]]:
     """Return the specification, or its valid part, and what was not checked. The service checks it if one answers."""
     from orchestrator.errors import InvalidJobSpec, ServiceUnreachable
+    from orchestrator.models.huggingface.weights import completed, problems_of
     from orchestrator.specification.config import parse_job, right_sections
     from orchestrator.specification.data_check import data_problems, with_found_files, with_stored_bytes
     from orchestrator.system.roots import EVERYTHING
@@ -82,12 +83,17 @@ def _accepted(
     except ServiceUnreachable:
         unchecked = ["node groups, their memory, and allowed folders: no service answers (`atoll up`)"]
     try:
+        document = completed(document, EVERYTHING)
+    except InvalidJobSpec as error:
+        problems += error.problems
+    try:
         spec: JobSpec | None = parse_job(document)
     except InvalidJobSpec as error:
         problems += error.problems
         spec = right_sections(document, problems)
     try:
         if spec is not None:
+            problems += problems_of(spec, EVERYTHING)
             spec = with_found_files(spec, EVERYTHING)
             problems += data_problems(spec, EVERYTHING)
             spec = with_stored_bytes(spec, EVERYTHING)
@@ -145,8 +151,7 @@ def _facts(spec: JobSpec, result: Mapping[str, Any]) -> dict[str, Any]:
         "name": spec.name,
         "islands": list(spec.island_sections()),
         "node_groups": sorted({entry.node_group for entry in spec.islands} | {*sync.node_groups, *sync.shard_groups}),
-        "model": {"of": spec.model.factory or (spec.model.preset if spec.model.decoder is None else "decoder")}
-        | {"trainer": spec.trainer, **result["model"]},
+        "model": {"of": _model_name(spec)} | {"trainer": spec.trainer, **result["model"]},
         "memory_bytes": memory,
         "token_budget": spec.token_budget,
         "steps": spec.horizon_steps,
@@ -164,6 +169,13 @@ def _facts(spec: JobSpec, result: Mapping[str, Any]) -> dict[str, Any]:
         "data": result.get("data"),
         "warnings": [f"{one.path}: {one.message} {one.remedy}" for one in advice(spec)],
     }
+
+
+def _model_name(spec: JobSpec) -> str:
+    section = spec.model
+    if section.decoder is not None or section.is_described_by_weights:
+        return section.initial_weights or "decoder"
+    return section.factory or section.preset
 
 
 def _lines(facts: Mapping[str, Any]) -> list[tuple[str, str]]:

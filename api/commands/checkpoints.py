@@ -50,6 +50,12 @@ class Format(StrEnum):
     PEFT = "peft"
 
 
+class Dtype(StrEnum):
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+    FLOAT16 = "float16"
+
+
 def export(
     job: JobArgument,
     form: Annotated[Format, typer.Option("--format", help="Format of the parameters.")] = Format.SAFETENSORS,
@@ -65,6 +71,16 @@ def export(
             show_default="as in the job",
         ),
     ] = None,
+    dtype: Annotated[
+        Dtype | None,
+        typer.Option("--dtype", help="For huggingface: type of the tensors. Default: float32.", show_default=False),
+    ] = None,
+    shard_gb: Annotated[
+        float | None,
+        typer.Option(
+            "--shard-gb", min=0.001, help="For huggingface: largest file, in GB. Default: 5.", show_default=False
+        ),
+    ] = None,
     home: HomeOption = DEFAULT_HOME,
     url: UrlOption = None,
 ) -> None:
@@ -73,20 +89,26 @@ def export(
     Those of a job with `trainable` are what it trained. With `peft` they are an adapter for its initial weights, with
     `huggingface` a whole model.
     """
+    settings: dict[str, Any] = {} if dtype is None else {"dtype": dtype.value}
+    settings |= {} if shard_gb is None else {"shard_bytes": shard_gb * 1e9}
+    if settings and form is not Format.HUGGINGFACE:
+        option = "--dtype" if dtype is not None else "--shard-gb"
+        raise typer.BadParameter(f"{option} is for --format huggingface; {form.value} has float32 in one piece")
     with connect(home, url) as client:
         name = client.job(job).job
         folder = out or Path(f"{name}-export")
         target = folder / {Format.ORBAX: "checkpoint", Format.PEFT: "adapter_model.safetensors"}.get(
             form, "model.safetensors"
         )
-        if target.exists():
-            raise ConfigurationError(detail=f"{target} already exists. Remove it, or give another --out.")
+        index = folder / "model.safetensors.index.json"
+        if occupied := next((path for path in (target, index) if path.exists()), None):
+            raise ConfigurationError(detail=f"{occupied} already exists. Remove it, or give another --out.")
         with _draft_of(folder) as (parameters, draft):
             client.download_parameters(name, parameters)
             facts = described(parameters)
             notes = []
             if form is Format.HUGGINGFACE:
-                notes = _write_for_transformers(client, name, parameters, draft, facts["spec"], base)
+                notes = _write_for_transformers(client, name, parameters, draft, facts["spec"], base, settings)
             elif form is Format.PEFT:
                 notes = _write_for_peft(client, name, parameters, draft, facts["spec"])
             else:
@@ -158,7 +180,13 @@ def _base_of(spec: dict[str, Any], parameters: Path, folder: Path | None) -> Any
 
 
 def _write_for_transformers(
-    client: Client, job: str, parameters: Path, draft: Path, spec: dict[str, Any], base: Path | None
+    client: Client,
+    job: str,
+    parameters: Path,
+    draft: Path,
+    spec: dict[str, Any],
+    base: Path | None,
+    settings: dict[str, Any],
 ) -> list[str]:
     """Write the export and return notes for the user. Files that the service no longer has do not stop the export."""
     from orchestrator.models.huggingface import export as huggingface  # brings NumPy
@@ -175,7 +203,9 @@ def _write_for_transformers(
             notes.append(f"The export has no tokenizer: {error}")
     origin = _origin_of(client, job, parameters, notes)
     whole = None if spec.get("trainable") is None else _base_of(spec, parameters, base)
-    notes += huggingface.write(parameters, draft, spec, tokenizer if tokenizer.exists() else None, origin, whole)
+    notes += huggingface.write(
+        parameters, draft, spec, tokenizer if tokenizer.exists() else None, origin, whole, **settings
+    )
     if (draft / "tokenizer_config.json").exists():
         notes.append("transformers can load it, and its AutoTokenizer the tokenizer.")
     return notes

@@ -14,7 +14,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -315,14 +315,3 @@ def drop(descriptor: int) -> None:
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, descriptor)
     os.close(nowhere)
-
-
-def write_tables(
-    csv: Path | None, parquet: Path | None, columns: Mapping[str, str], rows: Callable[[], Iterable[dict[str, Any]]]
-) -> None:
-    """Write the files that were asked for, and say what they hold. Raises as ``tables.write_parquet``."""
-    from api.run import tables
-
-    for path, write in ((csv, tables.write_csv), (parquet, tables.write_parquet)):
-        if path is not None:
-            say(f"wrote {write(path, columns, rows()):,} rows to {path}")

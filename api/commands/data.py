@@ -1,4 +1,7 @@
-"""`atoll data` and `atoll tokenizer`: prepare the text of streamed jobs, and make tokenizers. They need no service."""
+"""`atoll data`, `atoll tokenizer` and `atoll model`: the files that jobs read. They need no service.
+
+They prepare the text of streamed jobs, make tokenizers, and say what a folder of weights is.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,10 @@ from typing import Annotated, Any
 
 import typer
 
+from api.commands.common import echo, echo_json
 from api.commands.tapes import run_to_end
 from orchestrator.system import python_process
+from orchestrator.system.plain import counted
 
 
 def train(
@@ -155,7 +160,98 @@ def _absolute(path: str) -> str:
     return path if "://" in path or path == "bytes" else os.path.abspath(path)
 
 
+def inspect(
+    folder: Annotated[str, typer.Argument(metavar="DIR", help="Folder with config.json and safetensors files.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+) -> None:
+    """Say what model a folder of weights has, the memory that a job with it needs, and whether atoll can train it.
+
+    Only headers are read. Exits with 0 also if the model cannot be trained here: then the output says why.
+    """
+    facts = _model_facts(_absolute(folder))
+    if as_json:
+        echo_json(json.dumps(facts, indent=2))
+        return
+    for name, text in _model_lines(facts):
+        echo(f"{name:<11} {text}")
+
+
+def _model_facts(folder: str) -> dict[str, Any]:
+    from orchestrator.models.huggingface import origin
+    from orchestrator.models.huggingface.weights import inspected  # brings NumPy
+    from orchestrator.specification.config import parse_job
+    from orchestrator.specification.memory_budget import demand_of
+    from orchestrator.system.roots import EVERYTHING
+
+    inspection = inspected(folder, EVERYTHING)
+    unfit = inspection.problem
+    memory = None
+    if inspection.parameter_count is not None:
+        islands = [
+            {"node_group": "any", "name": "gpu", "accelerator": "gpu", "accelerators": 1},
+            {"node_group": "any", "name": "cpu"},
+        ]
+        demand = demand_of(parse_job({"islands": islands, "budget": {"steps": 1}}), inspection.parameter_count)
+        memory = {"island": demand.islands[0], "island_on_cpu": demand.islands[1], "head": demand.head}
+    tokenizers = [name for name in origin.TOKENIZERS if os.path.isfile(os.path.join(folder, name))]
+    return {
+        "folder": folder,
+        "model_type": inspection.model_type,
+        "architectures": list(inspection.architectures),
+        "parameters": inspection.parameter_count,
+        "tensors": inspection.tensor_count,
+        "dtypes": list(inspection.dtypes),
+        "stored_bytes": inspection.stored_bytes,
+        "context_length": inspection.context_length,
+        "tokenizers": tokenizers,
+        "memory_bytes": memory,
+        "trainable": unfit is None,
+        "problem": None
+        if inspection.problem is None
+        else {"message": inspection.problem.detail, "remedy": inspection.problem.remedy},
+        "decoder": None if inspection.decoder is None else inspection.decoder.model_dump(mode="json"),
+    }
+
+
+def _model_lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
+    named = f" ({', '.join(facts['architectures'])})" if facts["architectures"] else ""
+    lines = [("type", f"{facts['model_type'] or 'none in config.json'}{named}")]
+    if decoder := facts["decoder"]:
+        shape = (
+            f"{counted(decoder['layer_count'], 'layer')}, width {decoder['width']:,}, {decoder['head_count']:,} heads of "
+            f"{decoder['head_size']:,} ({decoder['key_value_head_count']:,} of keys), vocabulary "
+            f"{decoder['vocabulary_size']:,}"
+        )
+        if experts := decoder["experts"]:
+            shape += f", {experts['count']:,} experts ({experts['active']:,} active)"
+        lines.append(("shape", f"{shape}, context {facts['context_length']:,} tokens"))
+    if facts["parameters"] is not None:
+        stored = ""
+        if facts["tensors"] is not None:
+            stored = (
+                f": {facts['tensors']:,} tensors of {', '.join(facts['dtypes'])}, {facts['stored_bytes'] / 1e9:,.2f} GB"
+            )
+        lines.append(("parameters", f"{facts['parameters']:,}{stored}"))
+        memory = {name: f"{amount / 2**30:,.2f} GiB" for name, amount in facts["memory_bytes"].items()}
+        lines.append(
+            (
+                "memory",
+                f"{memory['island']} on an island's accelerators ({memory['island_on_cpu']} on CPU), {memory['head']} on "
+                "the head of a job of two islands, besides activations",
+            )
+        )
+    lines.append(("tokenizer", ", ".join(facts["tokenizers"]) or "none in the folder"))
+    if problem := facts["problem"]:
+        lines.append(("trainable", f"no: {problem['message']} {problem['remedy']}"))
+    else:
+        lines.append(("trainable", f"yes: model: {{initial_weights: {facts['folder']}}}"))
+    return lines
+
+
 def register(app: typer.Typer) -> None:
+    model = typer.Typer(no_args_is_help=True, help="Look at models that jobs can continue.")
+    model.command("inspect")(inspect)
+    app.add_typer(model, name="model", rich_help_panel="Science")
     tokenizer = typer.Typer(no_args_is_help=True, help="Make a tokenizer for data.tokenizer.")
     tokenizer.command("train")(train)
     app.add_typer(tokenizer, name="tokenizer", rich_help_panel="Science")

@@ -30,7 +30,6 @@ from api.commands.common import (
     print_json,
     say,
     until_interrupted,
-    write_tables,
 )
 from api.commands.islands import conclude
 from api.installation.home import DEFAULT_HOME
@@ -407,7 +406,8 @@ def report(
         if csv is not None or parquet is not None:
             from api.run import tables
 
-            write_tables(csv, parquet, tables.REPORT_COLUMNS, lambda: tables.report_rows(figures))
+            for line in tables.write_all(csv, parquet, tables.REPORT_COLUMNS, lambda: tables.report_rows(figures)):
+                say(line)
         if as_json:
             print_json(figures)
             return

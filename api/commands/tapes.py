@@ -29,7 +29,6 @@ from api.commands.common import (
     echo_lines,
     print_json,
     say,
-    write_tables,
 )
 from api.commands.simulate import Progress
 from api.installation.home import DEFAULT_RUNS
@@ -85,7 +84,8 @@ def export(tape: TapeArgument, csv: CsvOption = None, parquet: ParquetOption = N
     if csv is None and parquet is None:
         raise ConfigurationError(detail="there is nothing to write. Give --parquet FILE, or --csv FILE.")
     recorded = _read(tape)
-    write_tables(csv, parquet, tables.TAPE_COLUMNS, lambda: tables.tape_rows(recorded))
+    for line in tables.write_all(csv, parquet, tables.TAPE_COLUMNS, lambda: tables.tape_rows(recorded)):
+        say(line)
 
 
 def whatif(

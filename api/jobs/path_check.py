@@ -229,17 +229,25 @@ def problems_outside_roots(spec: JobSpec, roots: AllowedRoots, *, begun: bool = 
     return tuple(_problems(spec, roots, begun))
 
 
+def with_described_model(document: Mapping[str, Any], roots: AllowedRoots) -> Mapping[str, Any]:
+    """Return the document with the decoder of its weights, if nothing else names a model. Raises InvalidJobSpec."""
+    model = document.get("model")
+    if not isinstance(model, Mapping) or model.get("initial_weights") is None:
+        return document
+    # brings NumPy, which the service needs for nothing else
+    from orchestrator.models.huggingface.weights import completed
+
+    return completed(document, roots)
+
+
 def weights_problems(spec: JobSpec, roots: AllowedRoots) -> tuple[Problem, ...]:
     """Return the problems of ``model.initial_weights``: their folder, or weights of another model."""
-    folder, network = spec.model.initial_weights, spec.model.network
-    is_read = spec.resume is None or spec.trainable is not None  # a resumed job has its trained parameters only
-    if folder is None or not isinstance(network, DecoderSection) or not is_read:
+    if spec.model.initial_weights is None:
         return ()
     # brings NumPy, which the service needs for nothing else
-    from orchestrator.models.huggingface.weights import problem_of
+    from orchestrator.models.huggingface.weights import problems_of
 
-    unfit = problem_of(network, folder, roots)
-    return () if unfit is None else (Problem(WEIGHTS, unfit.detail, unfit.remedy),)
+    return problems_of(spec, roots)
 
 
 def with_weights_digest(spec: JobSpec, roots: AllowedRoots) -> JobSpec:

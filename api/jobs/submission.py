@@ -36,6 +36,7 @@ from api.jobs.path_check import (
     shard_problems,
     unseen_problems,
     weights_problems,
+    with_described_model,
     with_index_digest,
     with_tokenizer,
     with_weights_digest,
@@ -70,11 +71,17 @@ class Checks:
         problems: list[Problem] = []
         omitted_count = 0
         spec: JobSpec | None
+        of_weights: tuple[Problem, ...] = ()
+        try:
+            document = with_described_model(document, self.roots)
+        except InvalidJobSpec as error:
+            of_weights = error.problems
         try:
             spec = parse_job(document)
         except InvalidJobSpec as error:
             problems, omitted_count = list(error.problems), error.omitted_count
             spec = right_sections(document, problems)
+        problems += of_weights
         is_whole = not problems
         of_groups = group_problems(document, groups)
         replaced = {

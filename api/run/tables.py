@@ -131,3 +131,11 @@ def _write_parquet(path: Path, columns: Mapping[str, str], rows: Iterable[Row]) 
             writer.write_table(pyarrow.Table.from_pylist(filled, schema))
             count += len(some)
     return count
+
+
+def write_all(
+    csv: Path | None, parquet: Path | None, columns: Mapping[str, str], rows: Callable[[], Iterable[Row]]
+) -> list[str]:
+    """Write the files that were asked for, and return a line about each. Raises as ``write_parquet``."""
+    files = ((csv, write_csv), (parquet, write_parquet))
+    return [f"wrote {write(path, columns, rows()):,} rows to {path}" for path, write in files if path is not None]

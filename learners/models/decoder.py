@@ -6,9 +6,9 @@ positions, softmax, routing and loss are float32. The loss never holds all posit
 
 This module knows nothing of optimizers, devices, data or fragments. ``Model.axes`` names dimensions, by which a mesh splits.
 
-Sources: RoPE arXiv:2104.09864; GQA arXiv:2305.13245; GLU variants arXiv:2002.05202; norms of queries and keys
-arXiv:2302.05442; soft-capping and mixed windows as in Gemma 2 and 3, arXiv:2408.00118, arXiv:2503.19786; balance of experts
-arXiv:2101.03961, as in Qwen 3.
+Sources: RoPE arXiv:2104.09864; YaRN arXiv:2309.00071; GQA arXiv:2305.13245; GLU variants arXiv:2002.05202; norms of queries
+and keys arXiv:2302.05442; soft-capping and mixed windows as in Gemma 2 and 3, arXiv:2408.00118, arXiv:2503.19786; balance of
+experts arXiv:2101.03961, as in Qwen 3.
 """
 
 from __future__ import annotations
@@ -23,15 +23,25 @@ import numpy as np
 
 from learners.mesh import constrained
 from learners.models.model import Model
-from orchestrator.models.decoder import DecoderSection, ExpertsSection, parameter_shapes, stacked_axes
+from orchestrator.models.decoder import (
+    DecoderSection,
+    ExpertsSection,
+    RopeScalingSection,
+    parameter_shapes,
+    stacked_axes,
+)
 from orchestrator.models.trainable import A, B
 from orchestrator.parameters.pieces import Role, Roles
 
 Remat = Literal["none", "dots", "full"]
 Tensors = Mapping[str, jax.Array]
+Kind = tuple[jax.Array, jax.Array]
+"""Of one layer: whether it sees all earlier positions, and whether it has rotary positions. Scalars."""
 
 LOGITS_MAX = 2**25
 """Logits of one sequence computed at once: 128 MiB in float32. More positions are computed in stretches."""
+VECTORS = ("norm", "bias")
+"""The endings of tensors that multiply no matrix."""
 ACTIVATIONS = ("batch", None, "width")
 """The dimensions of the residual stream."""
 
@@ -63,9 +73,11 @@ def decoder(config: DecoderSection, compute_dtype: Any, remat: Remat = "none", z
 
 
 def roles(config: DecoderSection) -> Roles:
-    """Return the roles of stacked tensors, by layer or by layer and expert; norms do not decay. Other names show theirs."""
+    """Return the roles of stacked tensors, by layer or by layer and expert; norms and biases do not decay. Other names show
+    theirs.
+    """
     return {
-        name: Role(stacked_axes=stacked_axes(name), decays=not name.endswith("norm"))
+        name: Role(stacked_axes=stacked_axes(name), decays=not name.endswith(VECTORS))
         for name in parameter_shapes(config)
         if stacked_axes(name)
     }
@@ -80,7 +92,7 @@ def flops_per_token(config: DecoderSection, length: int) -> float:
     shapes = parameter_shapes(config)
     matrices = 0.0
     for name, shape in shapes.items():
-        if name.endswith("norm") or (name == "embed" and not config.tied_embeddings):
+        if name.endswith(VECTORS) or (name == "embed" and not config.tied_embeddings):
             continue
         share = config.experts.active / config.experts.count if config.experts and "experts" in name else 1.0
         matrices += share * math.prod(shape)
@@ -94,14 +106,15 @@ def flops_per_token(config: DecoderSection, length: int) -> float:
 def initial_parameters(config: DecoderSection, seed: Any) -> dict[str, jax.Array]:
     """Draw parameters: normal with variance 1/inputs; those added to the residual stream shrink with depth (as in GPT-2).
 
-    A tensor depends only on its own name and shape and on the seed. A separate unembedding starts at zero, gains at one.
+    A tensor depends only on its own name and shape and on the seed. A separate unembedding and biases start at zero, gains
+    at one.
     """
     key = jax.random.key(seed)
     parameters = {}
     for number, (name, shape) in enumerate(sorted(parameter_shapes(config).items())):
         if name.endswith("norm"):
             parameters[name] = jnp.full(shape, 0.0 if config.gain_from_one else 1.0, jnp.float32)
-        elif name == "unembed":
+        elif name == "unembed" or name.endswith("bias"):
             parameters[name] = jnp.zeros(shape, jnp.float32)
         else:
             deviation = 1 / math.sqrt(config.width if name == "embed" else shape[-2])
@@ -184,43 +197,55 @@ def _stream(
         stream = stream * jnp.asarray(math.sqrt(config.width), dtype)
     rotations = _rotations(config, inputs.shape[1])
 
-    def block(x: jax.Array, layer: tuple[dict[str, jax.Array], jax.Array]) -> tuple[jax.Array, jax.Array]:
-        masters, is_global = layer
+    def block(x: jax.Array, layer: tuple[dict[str, jax.Array], Kind]) -> tuple[jax.Array, jax.Array]:
+        masters, kind = layer
         x = constrained(x, *ACTIVATIONS)
         tensors = {name: tensor if name.endswith("norm") else tensor.astype(dtype) for name, tensor in masters.items()}
-        mixed = _attention(config, tensors, _normalised(config, x, tensors["attention.norm"]), is_global, rotations)
-        x = x + _post_normalised(config, mixed, tensors, "attention.post_norm")
-        hidden, balance = _feedforward(config, tensors, _normalised(config, x, tensors["feedforward.norm"]))
-        return x + _post_normalised(config, hidden, tensors, "feedforward.post_norm"), balance
+
+        def normalised(wanted: bool, x: jax.Array, name: str) -> jax.Array:
+            return _normalised(config, x, tensors[name]) if wanted else x
+
+        mixed = _attention(config, tensors, normalised(config.pre_norms, x, "attention.norm"), kind, rotations)
+        x = x + normalised(config.post_norms, mixed, "attention.post_norm")
+        hidden, balance = _feedforward(config, tensors, normalised(config.pre_norms, x, "feedforward.norm"))
+        return x + normalised(config.post_norms, hidden, "feedforward.post_norm"), balance
 
     if remat != "none":
         policy = jax.checkpoint_policies.dots_with_no_batch_dims_saveable if remat == "dots" else None
         block = jax.checkpoint(block, policy=policy, prevent_cse=False)
     stacked = {name.removeprefix("layers."): parameters[name] for name in parameters if name.startswith("layers.")}
-    is_global = jnp.array([config.is_global(layer) for layer in range(config.layer_count)])
-    stream, balances = jax.lax.scan(block, stream, (stacked, is_global))
+    layers = range(config.layer_count)
+    kinds = jnp.array([config.is_global(layer) for layer in layers]), jnp.array([config.is_rotated(n) for n in layers])
+    stream, balances = jax.lax.scan(block, stream, (stacked, kinds))
     return _normalised(config, stream, parameters["final_norm"]), jnp.mean(balances)
 
 
 def _attention(
-    config: DecoderSection, tensors: Tensors, x: jax.Array, is_global: jax.Array, rotations: tuple[jax.Array, jax.Array]
+    config: DecoderSection, tensors: Tensors, x: jax.Array, kind: Kind, rotations: tuple[jax.Array, jax.Array]
 ) -> jax.Array:
     """Apply causal self-attention of one layer: (batch, length, width) → the same."""
     batch, length, _ = x.shape
+    is_global, is_rotated = kind
 
     def heads(name: str, count: int) -> jax.Array:
-        split = _product(x, tensors, f"attention.{name}").reshape(batch, length, count, config.head_size)
-        if not config.query_key_norm or name == "value":
-            return split
-        return _normalised(config, split, tensors[f"attention.{name}_norm"])
+        mapped = _product(x, tensors, f"attention.{name}")
+        if config.attention_bias:
+            mapped = mapped + tensors[f"attention.{name}_bias"]
+        gain = tensors[f"attention.{name}_norm"] if config.query_key_norm and name != "value" else None
+        if gain is not None and config.joint_heads_norm:
+            mapped = _normalised(config, mapped, gain)
+        split = mapped.reshape(batch, length, count, config.head_size)
+        return split if gain is None or config.joint_heads_norm else _normalised(config, split, gain)
 
     of_all, of_window = rotations
     rotation = of_all if config.window is None else jnp.where(is_global, of_all, of_window)
+    if config.unrotated_every is not None:
+        rotation = jnp.where(is_rotated, rotation, _unrotated(rotation))
     query = _rotated(heads("query", config.head_count), rotation)
     key = _rotated(heads("key", config.key_value_head_count), rotation)
     value = heads("value", config.key_value_head_count)
-    if config.window is None:
-        mixed = _attended(config, None, query, key, value)
+    if config.window is None or config.global_every is None:
+        mixed = _attended(config, config.window, query, key, value)
     else:
         mixed = jax.lax.cond(
             is_global,
@@ -228,7 +253,8 @@ def _attention(
             lambda *qkv: _attended(config, config.window, *qkv),
             *(query, key, value),
         )
-    return _product(mixed.reshape(batch, length, -1), tensors, "attention.output")
+    output = _product(mixed.reshape(batch, length, -1), tensors, "attention.output")
+    return output + tensors["attention.output_bias"] if config.output_bias else output
 
 
 def _product(x: jax.Array, tensors: Tensors, name: str) -> jax.Array:
@@ -311,10 +337,6 @@ def _normalised(config: DecoderSection, x: jax.Array, gain: jax.Array) -> jax.Ar
     return (scaled * (1 + gain if config.gain_from_one else gain)).astype(x.dtype)
 
 
-def _post_normalised(config: DecoderSection, x: jax.Array, tensors: Tensors, name: str) -> jax.Array:
-    return _normalised(config, x, tensors[name]) if config.post_norms else x
-
-
 def _capped(scores: jax.Array, cap: float | None) -> jax.Array:
     return scores if cap is None else cap * jnp.tanh(scores / cap)
 
@@ -322,16 +344,31 @@ def _capped(scores: jax.Array, cap: float | None) -> jax.Array:
 def frequencies(config: DecoderSection) -> tuple[np.ndarray, np.ndarray]:
     """Return radians per position of each pair of a head's dimensions, (size / 2,) float64: global layers, then windows."""
     exponents = -np.arange(0, config.head_size, 2) / config.head_size
-    of_all, of_window = config.rope_theta**exponents, config.window_rope_theta**exponents
-    scaling = config.rope_scaling
-    if scaling is None:
-        return of_all, of_window
+    of_all = config.rope_theta**exponents
+    if config.rope_scaling is not None:
+        of_all = of_all * _scaled(config.rope_scaling, config.rope_theta, of_all)
+    return of_all, of_all if config.window_rope_theta is None else config.window_rope_theta**exponents
+
+
+def _scaled(scaling: RopeScalingSection, theta: float, radians: np.ndarray) -> np.ndarray:
+    """Return the factor of each frequency."""
     if scaling.kind == "linear":
-        return of_all / scaling.factor, of_window
-    waves = scaling.original_length * of_all / (2 * np.pi)  # of each pair, in a text of that length
-    low, high = scaling.low_frequency_factor, scaling.high_frequency_factor
-    share = np.clip((waves - low) / (high - low), 0, 1)
-    return of_all * (share + (1 - share) / scaling.factor), of_window
+        return np.full_like(radians, 1 / scaling.factor)
+    if scaling.kind == "llama3":
+        waves = scaling.original_length * radians / (2 * np.pi)  # of each pair, in a text of that length
+        low, high = scaling.low_frequency_factor, scaling.high_frequency_factor
+        share = np.clip((waves - low) / (high - low), 0, 1)
+    else:
+        size = 2 * len(radians)
+        first, last = (
+            size * math.log(scaling.original_length / (2 * math.pi * turns)) / (2 * math.log(theta))
+            for turns in (scaling.beta_fast, scaling.beta_slow)
+        )
+        if scaling.whole_bounds:
+            first, last = math.floor(first), math.ceil(last)
+        first, last = max(first, 0), min(last, size - 1)
+        share = 1 - np.clip((np.arange(len(radians)) - first) / (last - first or 1e-3), 0, 1)
+    return share + (1 - share) / scaling.factor
 
 
 def _rotations(config: DecoderSection, length: int) -> tuple[jax.Array, jax.Array]:
@@ -339,7 +376,14 @@ def _rotations(config: DecoderSection, length: int) -> tuple[jax.Array, jax.Arra
     positions = jnp.arange(length, dtype=jnp.float32)[:, None, None]
     angles = [positions * np.float32(each) for each in frequencies(config)]
     of_all, of_window = (jnp.stack([jnp.cos(angle), jnp.sin(angle)]) for angle in angles)
-    return of_all, of_window
+    if config.rope_scaling is not None:
+        of_all = of_all * np.float32(config.rope_scaling.amplitude)
+    return of_all, of_all if config.window_rope_theta is None else of_window
+
+
+def _unrotated(rotation: jax.Array) -> jax.Array:
+    """Return a rotation that turns nothing."""
+    return jnp.stack([jnp.ones_like(rotation[0]), jnp.zeros_like(rotation[1])])
 
 
 def _rotated(x: jax.Array, rotation: jax.Array) -> jax.Array:

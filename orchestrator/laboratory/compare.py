@@ -34,6 +34,7 @@ from orchestrator.errors import PROBLEMS_MAX, AtollError, ConfigurationError
 from orchestrator.laboratory import baselines
 from orchestrator.laboratory.baselines import METHODS, Method, Pace, Trained
 from orchestrator.laboratory.finished_runs import FinishedRuns, key_of, progress
+from orchestrator.models.huggingface.weights import completed
 from orchestrator.specification.bounds import ISLANDS_MAX, LearningRate, RatioBelowOne, Seed
 from orchestrator.specification.config import JobSpec, parse_job, read_document
 from orchestrator.specification.data_check import with_found_files
@@ -87,7 +88,9 @@ class Row:
 def read(path: Path) -> tuple[JobSpec, Settings]:
     """Read a comparison file. Raises ConfigurationError (InvalidJobSpec for the job itself)."""
     document = read_document(path)
-    spec = with_found_files(parse_job(mapping(document.pop("job", {}), f"{path}: job")), EVERYTHING)
+    spec = with_found_files(
+        parse_job(completed(mapping(document.pop("job", {}), f"{path}: job"), EVERYTHING)), EVERYTHING
+    )
     try:
         settings = Settings.model_validate(document)
         baselines.as_diloco(spec, settings.diloco)

@@ -56,6 +56,7 @@ from orchestrator.laboratory import baselines, trace_reader
 from orchestrator.laboratory.finished_runs import FinishedRuns, key_of, progress
 from orchestrator.laboratory.tape_training import TapeTraining
 from orchestrator.laboratory.training_trace import TrainingTrace
+from orchestrator.models.huggingface.weights import completed
 from orchestrator.replica.work import AdoptionRule
 from orchestrator.simulation.fit import fit
 from orchestrator.simulation.plan import ENDLESS_TOKENS, WorldPlan
@@ -439,7 +440,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     console = Console(stderr=True)
     folder = options.runs / "train-tape"
     try:
-        spec = with_found_files(parse_job(read_job_document(options.config)), EVERYTHING)
+        spec = with_found_files(parse_job(completed(read_job_document(options.config), EVERYTHING)), EVERYTHING)
         tape = read_tape(options.tape / TAPE if options.tape.is_dir() else options.tape)
         matched = match(tape, spec)
         for note in matched.notes:

@@ -1,4 +1,5 @@
-"""A decoder-only transformer as a configuration that covers Gemma 3, Llama 3, Qwen 3 and mixtures of experts.
+"""A decoder-only transformer as a configuration that covers Gemma 3, Llama, Mistral, OLMo 2, Phi 3, Qwen, SmolLM 3 and
+mixtures of experts.
 
 It defines the fields with their bounds, and the names and shapes of the tensors that follow from them. How a decoder is
 computed is in ``learners.models.decoder``; what others call its tensors is in ``huggingface``.
@@ -9,8 +10,10 @@ Names and shapes, with L layers, E experts, matrices as (inputs, outputs):
     final_norm                       (width,)
     layers.attention.norm            (L, width)                post_norm alike
     layers.attention.query           (L, width, heads · size)  key, value with their own heads
-    layers.attention.query_norm      (L, size)                 key_norm alike
+    layers.attention.query_bias      (L, heads · size)         key_bias, value_bias alike
+    layers.attention.query_norm      (L, size)                 key_norm alike; or (L, heads · size), over all heads
     layers.attention.output          (L, heads · size, width)
+    layers.attention.output_bias     (L, width)
     layers.feedforward.norm          (L, width)                post_norm alike
     layers.feedforward.gate, up      (L, width, hidden)        down (L, hidden, width)
     layers.feedforward.router        (L, width, E)             of a mixture, and instead of the three above
@@ -46,6 +49,10 @@ AXES_BY_NAME: Mapping[str, tuple[str | None, ...]] = {
     "gate": ("width", "hidden"),
     "up": ("width", "hidden"),
     "down": ("hidden", "width"),
+    "query_bias": ("heads",),
+    "key_bias": ("heads",),
+    "value_bias": ("heads",),
+    "output_bias": ("width",),
     "query_norm": (None,),
     "key_norm": (None,),
     "norm": ("width",),
@@ -59,21 +66,37 @@ PARAMETERS_MAX = 10**12
 
 
 class RopeScalingSection(Section):
-    """Scales the frequencies of rotary positions for longer texts: all of them divided by ``factor`` (``linear``), or, as
-    in Llama 3.1, only those whose waves are long relative to ``original_length``, with a transition between.
+    """Scales the frequencies of rotary positions for longer texts: all of them divided by ``factor`` (``linear``), or only
+    those whose waves are long relative to ``original_length``, with a transition between, as in Llama 3.1 (``llama3``) and
+    in YaRN (``yarn``, arXiv:2309.00071).
     """
 
-    kind: Literal["linear", "llama3"]
+    kind: Literal["linear", "llama3", "yarn"]
     factor: Positive
     low_frequency_factor: Positive = 1.0
     high_frequency_factor: Positive = 4.0
     original_length: Annotated[int, Field(strict=True, ge=1, le=2**24)] = 8192
+    beta_fast: Positive = Field(default=32.0, description="for yarn: waves that turn more often than this are kept")
+    beta_slow: Positive = Field(default=1.0, description="for yarn: waves that turn less often are divided by factor")
+    whole_bounds: bool = Field(default=True, description="for yarn: the transition begins and ends at whole dimensions")
+    attention_factor: Positive | None = Field(
+        default=None, description="for yarn: multiplies queries and keys; if absent, 1 + ln(factor) / 10"
+    )
 
     @model_validator(mode="after")
     def _a_transition(self) -> RopeScalingSection:
         if self.kind == "llama3" and self.low_frequency_factor >= self.high_frequency_factor:
             raise ValueError("low_frequency_factor is not below high_frequency_factor; use 1 and 4, as Llama 3 does")
+        if self.kind == "yarn" and self.beta_slow >= self.beta_fast:
+            raise ValueError("beta_slow is not below beta_fast; use 1 and 32, as YaRN does")
         return self
+
+    @property
+    def amplitude(self) -> float:
+        """The factor of rotated queries and keys."""
+        if self.kind != "yarn":
+            return 1.0
+        return self.attention_factor or 1 + 0.1 * math.log(max(1.0, self.factor))
 
 
 class ExpertsSection(Section):
@@ -102,8 +125,8 @@ class DecoderSection(Section):
     """A decoder-only transformer with rotary positions, RMS norms and gated hidden layers. Defaults are Llama's.
 
     Attention is causal. With ``window`` a position sees that many positions, including itself, except in every
-    ``global_every``-th layer. ``post_norms`` are Gemma's, after attention and hidden layer; with ``gain_from_one`` a norm's
-    gain is one plus the trained value.
+    ``global_every``-th layer. Norms are before attention and hidden layer (``pre_norms``), after them (``post_norms``, as in
+    OLMo 2), or both, as in Gemma. With ``gain_from_one`` a norm's gain is one plus the trained value.
     """
 
     vocabulary_size: VocabularySize = 256
@@ -123,14 +146,24 @@ class DecoderSection(Section):
     embedding_scale: bool = Field(default=False, description="multiply embeddings by the square root of width")
     norm_epsilon: Annotated[float, Field(strict=True, ge=1e-12, le=0.1)] = 1e-6
     gain_from_one: bool = False
+    pre_norms: bool = True
     post_norms: bool = False
     query_key_norm: bool = Field(default=False, description="apply an RMS norm to each head's query and key")
+    joint_heads_norm: bool = Field(default=False, description="with query_key_norm: one norm over all heads together")
+    attention_bias: bool = Field(default=False, description="add biases to queries, keys and values")
+    output_bias: bool = Field(default=False, description="add a bias to the output of attention")
     rope_theta: Positive = 10_000.0
     rope_scaling: RopeScalingSection | None = None
+    unrotated_every: LayerCount | None = Field(
+        default=None, description="every n-th layer has no rotary positions; if absent, all have them"
+    )
     window: Annotated[int, Field(strict=True, ge=1, le=2**24)] | None = None
-    global_every: LayerCount = Field(default=6, description="with window: every n-th layer has none")
-    window_rope_theta: Positive = Field(
-        default=10_000.0, description="for layers with a window; they have no rope_scaling"
+    global_every: LayerCount | None = Field(
+        default=6, description="with window: every n-th layer has none; null: all have one"
+    )
+    window_rope_theta: Positive | None = Field(
+        default=10_000.0,
+        description="for layers with a window, without rope_scaling; null: they have the rotary positions of the others",
     )
     attention_scale: Positive | None = Field(
         default=None, description="scale of the scores; if absent, one over the square root of head_size"
@@ -147,6 +180,12 @@ class DecoderSection(Section):
             )
         if (self.hidden_size is None) == (self.experts is None):
             raise ValueError("needs exactly one of hidden_size and experts; give one of the two")
+        if not self.pre_norms and not self.post_norms:
+            raise ValueError("has neither pre_norms nor post_norms; set one of them")
+        if self.joint_heads_norm and not self.query_key_norm:
+            raise ValueError("has joint_heads_norm without query_key_norm; set both, or leave both out")
+        if self.rope_scaling is not None and self.rope_scaling.kind == "yarn" and self.rope_theta <= 1:
+            raise ValueError(f"rope_theta is {self.rope_theta:g}, but yarn needs one above 1; use 10000 or more")
         if self.parameter_count > PARAMETERS_MAX:
             raise ValueError(f"has {self.parameter_count:,} parameters, but the maximum is {PARAMETERS_MAX:,}")
         return self
@@ -172,7 +211,11 @@ class DecoderSection(Section):
 
     def is_global(self, layer: int) -> bool:
         """Return whether a position of this layer (from 0) sees all earlier positions."""
-        return self.window is None or (layer + 1) % self.global_every == 0
+        return self.window is None or (self.global_every is not None and (layer + 1) % self.global_every == 0)
+
+    def is_rotated(self, layer: int) -> bool:
+        """Return whether this layer (from 0) has rotary positions."""
+        return self.unrotated_every is None or (layer + 1) % self.unrotated_every != 0
 
 
 def parameter_shapes(decoder: DecoderSection) -> dict[str, tuple[int, ...]]:
@@ -183,7 +226,8 @@ def parameter_shapes(decoder: DecoderSection) -> dict[str, tuple[int, ...]]:
     if not decoder.tied_embeddings:
         shapes["unembed"] = (decoder.vocabulary_size, width)
     for half in ("attention", "feedforward"):
-        shapes[f"layers.{half}.norm"] = (layers, width)
+        if decoder.pre_norms:
+            shapes[f"layers.{half}.norm"] = (layers, width)
         if decoder.post_norms:
             shapes[f"layers.{half}.post_norm"] = (layers, width)
     shapes |= {
@@ -193,7 +237,13 @@ def parameter_shapes(decoder: DecoderSection) -> dict[str, tuple[int, ...]]:
         "layers.attention.output": (layers, queries, width),
     }
     if decoder.query_key_norm:
-        shapes |= {f"layers.attention.{name}_norm": (layers, decoder.head_size) for name in ("query", "key")}
+        of_query, of_key = (queries, pairs) if decoder.joint_heads_norm else (decoder.head_size, decoder.head_size)
+        shapes |= {"layers.attention.query_norm": (layers, of_query), "layers.attention.key_norm": (layers, of_key)}
+    if decoder.attention_bias:
+        biases = {"query": queries, "key": pairs, "value": pairs}
+        shapes |= {f"layers.attention.{name}_bias": (layers, size) for name, size in biases.items()}
+    if decoder.output_bias:
+        shapes["layers.attention.output_bias"] = (layers, width)
     if decoder.experts is None:
         group, hidden = "feedforward", decoder.hidden_size or 0
         leading: tuple[int, ...] = (layers,)

@@ -58,10 +58,11 @@ class ModelSection(Section):
     """The model: a preset, your own ``decoder``, or ``factory: package.module:function`` of an installed package.
 
     Set ``vocabulary_size`` if the tokenizer's size differs from the preset's. ``initial_weights`` is a folder with weights
-    that fit the model, in the format of Hugging Face's libraries (`config.json`, `model.safetensors`); the job continues
-    from them. The evaluator's node must have the folder, below a root (`atoll up --data`). ``remat`` selects what a decoder
-    recomputes for the gradient: ``dots`` recomputes everything except matrix products, which costs less time; ``full``
-    recomputes everything, which takes the least memory.
+    in the format of Hugging Face's libraries (`config.json`, `model.safetensors`); the job continues from them. Without
+    preset and decoder, its `config.json` describes the model; otherwise the weights must fit. The evaluator's node must have
+    the folder, below a root (`atoll up --data`). ``remat`` selects what a decoder recomputes for the gradient: ``dots``
+    recomputes everything except matrix products, which costs less time; ``full`` recomputes everything, which takes the
+    least memory.
     """
 
     preset: PresetName = "nano"
@@ -88,17 +89,22 @@ class ModelSection(Section):
             raise ValueError(f"has factory and {named[0]}, which only a built-in model takes; leave one of the two out")
         if self.decoder is not None and self.preset != "nano":
             raise ValueError("has preset and decoder, which are two models; leave one of the two out")
-        if self.initial_weights is not None and not isinstance(self.network, DecoderSection):
+        if self.initial_weights is not None and not isinstance(self.network, DecoderSection | None):
             raise ValueError(
-                f"has initial_weights and the preset {self.preset!r}, which only atoll has; use the preset of the "
-                "weights' model, or decoder"
+                f"has initial_weights and the preset {self.preset!r}, which only atoll has; leave the preset out, and the "
+                "weights' config.json describes the model"
             )
         return self
 
     @property
+    def is_described_by_weights(self) -> bool:
+        """Return whether only the folder of the weights says what the model is. The service reads it at submission."""
+        return self.initial_weights is not None and self.decoder is None and self.preset == "nano"
+
+    @property
     def network(self) -> Architecture | DecoderSection | None:
-        """The configuration of the built-in model that is asked for; None where only a package knows it."""
-        if self.factory is not None:
+        """The configuration of the built-in model that is asked for; None where only a package or a folder knows it."""
+        if self.factory is not None or self.is_described_by_weights:
             return None
         if self.decoder is None and self.preset in PLAIN:
             plain = PLAIN[self.preset]

@@ -18,7 +18,7 @@ from orchestrator.host.records import write_parameters
 from orchestrator.models.decoder import DecoderSection, parameter_shapes
 from orchestrator.models.huggingface import export as huggingface
 from orchestrator.parameters.tensors import shapes
-from orchestrator.specification.config import parse_job
+from orchestrator.specification.config import BUILT_IN_TRAINER, parse_job
 from tests.api.installation import Installation
 from tests.learners.tokenizers_of import FAMILIES
 from tests.waiting import wait_until
@@ -174,6 +174,9 @@ def test_an_export_keeps_what_was_continued_also_when_the_checkpoint_is_gone(
         job = client.submit(document).job
         client.cancel(job)
         folder = Path(client.job(job).run_dir)
+        alone = document | {"trainer": BUILT_IN_TRAINER, "model": {"initial_weights": str(weights)}}
+        spelt_out = parse_job(client.check(alone).specification).model
+        assert spelt_out.decoder == DecoderSection.model_validate(DECODER)
     assert http.get(f"/v1/jobs/{bare}/origin").status_code == 404
     shutil.rmtree(weights)
     spec = (folder / "spec.yaml").read_text()
@@ -189,6 +192,13 @@ def test_an_export_keeps_what_was_continued_also_when_the_checkpoint_is_gone(
     assert json.loads((out / "generation_config.json").read_text()) == json.loads(files["generation_config.json"])
     for name in ("chat_template.jinja", "tokenizer_config.json", "tokenizer.json"):
         assert (out / name).read_text() == files[name]
+    rounded = ("--dtype", "bfloat16", "--shard-gb", "0.5")
+    service.atoll("export", job, "--format", "huggingface", "--out", str(tmp_path / "rounded"), *rounded)
+    assert json.loads((tmp_path / "rounded" / "config.json").read_text())["torch_dtype"] == "bfloat16"
+    halves = (tmp_path / "rounded" / "model.safetensors").stat().st_size
+    assert halves < (out / "model.safetensors").stat().st_size
+    refused_text = service.atoll("export", job, "--out", str(tmp_path / "x"), "--dtype", "bfloat16", code=2)
+    assert "--dtype is for --format huggingface" in refused_text
     (folder / "origin.json").write_text("{")
     shown = service.atoll("export", job, "--format", "huggingface", "--out", str(tmp_path / "damaged"))
     assert "The export has no settings of the job's initial checkpoint" in shown

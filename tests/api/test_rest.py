@@ -11,6 +11,7 @@ import yaml
 
 from api.client import Client
 from orchestrator.errors import ConfigurationError, InfrastructureError, NotFound, RequestError, ServiceUnreachable
+from orchestrator.specification.config import BUILT_IN_TRAINER
 from orchestrator.system import release
 from orchestrator.system.ports import is_loopback
 from tests.api.installation import Installation
@@ -71,10 +72,11 @@ def test_all_problems_of_specification_and_fleet_come_in_one_document(
 def test_weights_of_another_model_are_refused_before_anything_starts(
     http: httpx.Client, service: Installation, tmp_path: Path
 ) -> None:
-    spec = service.spec(model={"preset": "qwen3-20m", "initial_weights": str(tmp_path)})
-    document = problem(http.post("/v1/jobs", json=spec), 422)
-    assert [item["path"] for item in document["problems"]] == ["model.initial_weights"]
-    assert "config.json" in document["problems"][0]["remedy"]
+    for changes in ({"model": {"preset": "qwen3-20m"}}, {"trainer": BUILT_IN_TRAINER, "model": {}}):
+        changes["model"]["initial_weights"] = str(tmp_path)
+        document = problem(http.post("/v1/jobs", json=service.spec(**changes)), 422)
+        assert [item["path"] for item in document["problems"]] == ["model.initial_weights"]
+        assert "config.json" in document["problems"][0]["remedy"]
 
 
 def test_a_job_that_does_not_fit_the_memory_of_its_nodes_is_refused_before_anything_starts(

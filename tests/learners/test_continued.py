@@ -126,7 +126,7 @@ def test_what_stood_behind_documents_ends_generation_too(tmp_path: Path) -> None
     model.mkdir()
     path = FAMILIES["qwen 3, instructed"].write(model)
     (model / "generation_config.json").unlink()
-    kept = folder_of(model, {"model_type": "qwen3", "eos_token_id": 2})
+    kept = folder_of(model, {"model_type": "llama", "eos_token_id": 2})
     found, out, notes = exported(tmp_path, LLAMA, kept, path)
     assert found["eos_token_id"] == 2, "<|im_end|>, as the checkpoint has it"
     assert json.loads((out / "generation_config.json").read_text())["eos_token_id"] == [2, 0]

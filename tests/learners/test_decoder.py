@@ -326,7 +326,32 @@ def test_initial_parameters_follow_from_the_seed_and_predict_nothing_yet() -> No
         ),
         ({"preset": "qwen3-20m", "decoder": {**SMALL, "hidden_size": 8}}, "model", "leave one of the two out"),
         ({"factory": "my.models:build", "vocabulary_size": 1024}, "model", "factory and vocabulary_size"),
-        ({"initial_weights": "/weights"}, "model", "initial_weights and the preset 'nano'"),
+        ({"initial_weights": "/weights", "preset": "micro"}, "model", "initial_weights and the preset 'micro'"),
+        ({"decoder": {**SMALL, "hidden_size": 8, "pre_norms": False}}, "model.decoder", "neither pre_norms nor post"),
+        ({"decoder": {**SMALL, "hidden_size": 8, "joint_heads_norm": True}}, "model.decoder", "without query_key_norm"),
+        (
+            {
+                "decoder": {
+                    **SMALL,
+                    "hidden_size": 8,
+                    "rope_scaling": {"kind": "yarn", "factor": 2.0, "beta_slow": 40.0},
+                }
+            },
+            "model.decoder.rope_scaling",
+            "beta_slow is not below beta_fast",
+        ),
+        (
+            {
+                "decoder": {
+                    **SMALL,
+                    "hidden_size": 8,
+                    "rope_theta": 1.0,
+                    "rope_scaling": {"kind": "yarn", "factor": 2.0},
+                }
+            },
+            "model.decoder",
+            "yarn needs one above 1",
+        ),
         ({"preset": "gemma3-2b"}, "model.preset", "gemma3-1b"),
     ],
 )

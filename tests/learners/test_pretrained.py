@@ -17,13 +17,16 @@ import ml_dtypes
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
+from typer.testing import CliRunner
 
+from api.cli import app
 from api.jobs.path_check import weights_problems
 from learners import jax_trainer, model
-from orchestrator.errors import UnfitWeights
+from orchestrator.errors import DataError, InvalidJobSpec, UnfitWeights
 from orchestrator.models.decoder import DecoderSection, parameter_shapes
-from orchestrator.models.huggingface import configuration, export
-from orchestrator.models.huggingface.weights import Weights
+from orchestrator.models.huggingface import configuration, export, files
+from orchestrator.models.huggingface.origin import Origin
+from orchestrator.models.huggingface.weights import Weights, completed
 from orchestrator.models.presets import DECODERS
 from orchestrator.parameters.pieces import Piece
 from orchestrator.specification.config import parse_job
@@ -42,6 +45,17 @@ FAMILIES = {
         DECODERS["moe-20m"].model_dump() | SMALLER | {"experts": {"count": 3, "active": 2, "hidden_size": 5}}
     ),
 }
+SIZES = {**SMALLER, "key_value_head_count": 1, "hidden_size": 6}
+FAMILIES |= {
+    "llama, biased": DecoderSection(**SIZES, attention_bias=True, output_bias=True),
+    "mistral": DecoderSection(**SIZES, window=2, global_every=None, window_rope_theta=None),
+    "qwen2": DecoderSection(**SIZES, attention_bias=True, rope_scaling={"kind": "yarn", "factor": 4.0}),
+    "olmo2": DecoderSection(**SIZES, pre_norms=False, post_norms=True, query_key_norm=True, joint_heads_norm=True),
+    "smollm3": DecoderSection(**SIZES, unrotated_every=2),
+    "mixtral": DecoderSection(
+        **{**SIZES, "hidden_size": None}, experts={"count": 3, "active": 2, "hidden_size": 5}, tied_embeddings=False
+    ),
+}
 LLAMA = FAMILIES["llama"]
 
 
@@ -58,11 +72,13 @@ def document(decoder: DecoderSection, **model: Any) -> dict[str, Any]:
     }
 
 
-def exported(decoder: DecoderSection, folder: Path) -> dict[str, np.ndarray]:
-    """The parameters of which ``folder`` has an export now."""
+def exported(decoder: DecoderSection, folder: Path, continued: str = "", **settings: Any) -> dict[str, np.ndarray]:
+    """The parameters of which ``folder`` has an export now, of a job that continued a checkpoint of that type."""
     parameters = drawn(decoder)
     save_file(parameters, folder / "merged")
-    export.write(folder / "merged", folder, parse_job(document(decoder)).model_dump(mode="json"))
+    origin = Origin("/theirs", {"config.json": json.dumps({"model_type": continued})}) if continued else None
+    spec = parse_job(document(decoder)).model_dump(mode="json")
+    export.write(folder / "merged", folder, spec, origin=origin, **settings)
     (folder / "merged").unlink()
     return parameters
 
@@ -85,6 +101,92 @@ def test_what_is_exported_is_read_again_bit_for_bit(name: str, tmp_path: Path) -
     assert all(np.array_equal(read[each], parameters[each]) for each in parameters)
     theirs = load_file(tmp_path / "model.safetensors")
     assert np.array_equal(theirs["model.layers.1.self_attn.q_proj.weight"].T, parameters["layers.attention.query"][1])
+
+
+def test_a_checkpoint_keeps_its_type_and_fused_matrices_are_read_and_written(tmp_path: Path) -> None:
+    parameters = exported(LLAMA, tmp_path, continued="phi3")
+    theirs = load_file(tmp_path / "model.safetensors")
+    of_layer = [parameters[f"layers.attention.{name}"][1].T for name in ("query", "key", "value")]
+    assert np.array_equal(theirs["model.layers.1.self_attn.qkv_proj.weight"], np.concatenate(of_layer))
+    assert json.loads((tmp_path / "config.json").read_text())["architectures"] == ["Phi3ForCausalLM"]
+    read = weights(LLAMA, tmp_path).taken()
+    assert all(np.array_equal(read[each], parameters[each]) for each in parameters)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_an_export_is_rounded_and_in_files_of_a_size(name: str, dtype: str, tmp_path: Path) -> None:
+    parameters = exported(FAMILIES[name], tmp_path, dtype=dtype, shard_bytes=600)
+    shards = sorted(tmp_path.glob("model-*.safetensors"))
+    index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
+    assert {path.name for path in shards} == set(index["weight_map"].values())
+    assert index["metadata"]["total_size"] == 2 * sum(map(np.size, parameters.values()))
+    for shard in shards:
+        tensors = [tensor for tensor, file in index["weight_map"].items() if file == shard.name]
+        assert shard.name.endswith(f"-of-{len(shards):05}.safetensors")
+        assert len(tensors) == 1 or sum(entry_bytes(shard, tensor) for tensor in tensors) <= 600
+    assert json.loads((tmp_path / "config.json").read_text())["torch_dtype"] == dtype
+    read = weights(FAMILIES[name], tmp_path).taken()
+    assert all(np.array_equal(read[each], parameters[each].astype(HALVES[dtype])) for each in parameters)
+
+
+def entry_bytes(file: Path, tensor: str) -> int:
+    entry = files.read_header(lambda: file.open("rb")).entries[tensor]
+    return 2 * int(np.prod(entry.shape))
+
+
+def test_a_number_that_a_type_cannot_hold_is_not_exported_as_infinite(tmp_path: Path) -> None:
+    with (
+        (tmp_path / "file").open("wb") as file,
+        pytest.raises(DataError, match=r"norm has 7e\+04, which float16 cannot hold\. Export as bfloat16"),
+    ):
+        files.write(file, {"norm": (2,)}, [np.array([1, 7e4], np.float32)], "F16")
+
+
+def test_the_weights_alone_say_what_the_model_is(tmp_path: Path) -> None:
+    for name, decoder in FAMILIES.items():
+        (folder := tmp_path / name).mkdir()
+        exported(decoder, folder)
+        alone = document(LLAMA) | {"model": {"initial_weights": str(folder), "remat": "full"}}
+        spec = parse_job(completed(alone, AllowedRoots.only(tmp_path)))
+        assert spec.model.remat == "full"
+        assert isinstance(spec.model.network, DecoderSection)
+        assert configuration.differences(spec.model.network, decoder) == []
+        assert weights_problems(spec, AllowedRoots.only(tmp_path)) == ()
+        assert parse_job(alone).model.network is None
+        assert model.build({**alone, "roots": AllowedRoots.only(tmp_path)}).vocabulary_size == 11
+
+
+def test_inspection_says_what_the_folder_has_and_whether_it_can_be_trained(tmp_path: Path) -> None:
+    exported(FAMILIES["mixtral"], tmp_path, dtype="bfloat16")
+    shown = CliRunner().invoke(app, ["model", "inspect", str(tmp_path), "--json"])
+    assert shown.exit_code == 0, shown.output
+    facts = json.loads(shown.stdout)
+    count = FAMILIES["mixtral"].parameter_count
+    assert facts["model_type"] == "mixtral"
+    assert facts["dtypes"] == ["BF16"]
+    assert (facts["parameters"], facts["stored_bytes"]) == (count, 2 * count)
+    assert facts["memory_bytes"]["island_on_cpu"] > facts["memory_bytes"]["island"] > 12 * count
+    assert facts["trainable"]
+    assert (
+        f"model: {{initial_weights: {tmp_path}}}" in CliRunner().invoke(app, ["model", "inspect", str(tmp_path)]).stdout
+    )
+    changed(model_type="gpt2", architectures=["GPT2LMHeadModel"])(tmp_path)
+    facts = json.loads(CliRunner().invoke(app, ["model", "inspect", str(tmp_path), "--json"]).stdout)
+    assert (facts["trainable"], facts["decoder"], facts["parameters"]) == (False, None, count)
+    assert "model_type 'gpt2'" in facts["problem"]["message"]
+    assert "no: config.json has model_type" in CliRunner().invoke(app, ["model", "inspect", str(tmp_path)]).stdout
+
+
+def test_the_folder_is_asked_only_where_it_alone_says_what_the_model_is(tmp_path: Path) -> None:
+    for section in ({"preset": "qwen3-20m"}, {"decoder": LLAMA.model_dump(mode="json")}, {"preset": "micro"}, {"x": 1}):
+        whole = document(LLAMA) | {"model": {**section, "initial_weights": str(tmp_path)}}
+        assert completed(whole, AllowedRoots.only(tmp_path)) is whole
+    assert completed({"model": 3}, AllowedRoots.only(tmp_path)) == {"model": 3}
+    alone = document(LLAMA) | {"model": {"initial_weights": str(tmp_path)}}
+    assert completed(alone | {"trainer": "package:function"}, AllowedRoots.only(tmp_path))["model"] == alone["model"]
+    with pytest.raises(InvalidJobSpec, match=r"model\.initial_weights: .* It must have config\.json"):
+        completed(alone, AllowedRoots.only(tmp_path))
 
 
 @pytest.mark.parametrize("name", ["llama", "moe"])
@@ -275,8 +377,8 @@ UNFIT = {
     "another vocabulary": (changed(vocab_size=12), "vocabulary_size 12, not 11", "set model.decoder"),
     "another rotation": (changed(rope_theta=5.0), "rope_theta 5.0, not 10000.0", "set model.decoder"),
     "a language model of a type of its own": (
-        of_sight(text_changed(model_type="mistral")),
-        "text_config of 'mistral'",
+        of_sight(text_changed(model_type="qwen3")),
+        "text_config of 'qwen3'",
         "Export its language model on its own",
     ),
     "a language model that is none": (
@@ -309,10 +411,31 @@ UNFIT = {
         "lack 'lm_head.weight'",
         "config.json describes",
     ),
-    "a type of its own": (changed(model_type="mamba"), "model_type 'mamba'", "language model"),
-    "biases": (changed(attention_bias=True), "attention_bias", "Use weights of a model that has"),
+    "a type of its own": (changed(model_type="mamba"), "types are llama, mistral, qwen2", "trainer: {kind: torch"),
+    "no causal head": (
+        changed(architectures=["LlamaForSequenceClassification"]),
+        "architectures 'LlamaForSequenceClassification', a class that does not predict the next token",
+        "Save the model as LlamaForCausalLM",
+    ),
+    "a base model": (changed(architectures=["LlamaModel"]), "architectures 'LlamaModel'", "as LlamaForCausalLM"),
+    "biases": (changed(mlp_bias=True), "mlp_bias", "Use weights of a model that has"),
+    "biases that the weights lack": (
+        changed(attention_bias=True),
+        "attention_bias True, not False",
+        "set model.decoder",
+    ),
+    "a part of each head rotated": (
+        changed(rope_parameters={"rope_theta": 1e4, "rope_type": "default", "partial_rotary_factor": 0.5}),
+        "partial_rotary_factor 0.5",
+        "trainer: {kind: torch",
+    ),
     "quantised": (changed(quantization_config={"bits": 4}), "quantization_config", "Use weights"),
-    "yarn": (changed(rope_scaling={"rope_type": "yarn"}), "type 'yarn'", "Use weights"),
+    "longrope": (changed(rope_scaling={"rope_type": "longrope"}), "type 'longrope'", "Use weights"),
+    "yarn without a factor": (
+        changed(rope_scaling={"rope_type": "yarn"}, max_position_embeddings=None),
+        "rope_scaling.factor",
+        "Correct config.json",
+    ),
     "no number of heads": (changed(num_attention_heads="4"), "head_count", "Correct config.json"),
     "no numbers at all": (overwritten("config.json", b"[]"), "config.json", "Correct config.json"),
     "deep": (overwritten("config.json", b"[" * 100_000), "config.json", "Correct config.json"),
@@ -493,7 +616,14 @@ STRANGE = (None, True, -1, 2**70, 1.5, float("nan"), "x", [], [1], ["full_attent
 @pytest.mark.parametrize("name", FAMILIES)
 def test_whatever_a_field_holds_is_a_decoder_or_refused(name: str) -> None:
     config = configuration.document_of(FAMILIES[name], 128)
-    for field in (*config, "rope_parameters", "norm_topk_prob", "sliding_window_pattern", "tie_word_embeddings"):
+    for field in (
+        *config,
+        "rope_parameters",
+        "norm_topk_prob",
+        "sliding_window_pattern",
+        "tie_word_embeddings",
+        "no_rope_layers",
+    ):
         for value in STRANGE:
             with suppress(UnfitWeights):
                 configuration.decoder_of(config | {field: value})
@@ -528,7 +658,8 @@ def test_a_file_that_shrinks_while_it_is_read_is_an_error(tmp_path: Path) -> Non
     [
         ({"attention_softcap": 5.0}, "attention_softcap 5.0"),
         ({"logit_softcap": 5.0}, "logit_softcap 5.0"),
-        ({"window": 4}, "window 4"),
+        ({"window": 4, "global_every": 2}, "global_layers"),
+        ({"output_bias": True}, "attention_bias False"),
         ({"activation": "gelu"}, "activation gelu"),
         ({"attention_scale": 0.25}, "attention_scale 0.25"),
     ],

@@ -240,5 +240,6 @@ def test_a_checkpoint_of_another_base_or_of_other_adapters_is_not_resumed(tmp_pa
     other = before | {"model": before["model"] | {"weights_digest": "0" * 32}}
     (line,) = differences(before, other)
     assert "only fits the frozen weights" in line
-    (line,) = differences(before, before | {"trainable": {"lora": {**before["trainable"]["lora"], "rank": 3}}})
+    trainable = before["trainable"] | {"lora": {**before["trainable"]["lora"], "rank": 3}}
+    (line,) = differences(before, before | {"trainable": trainable})
     assert line == "trainable.lora.rank was 2 but is 3"

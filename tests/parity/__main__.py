@@ -1,8 +1,9 @@
 """``make parity``: whether a model has the same logits here and in transformers, whichever of the two wrote it.
 
 Theirs: transformers writes random small checkpoints of each model type, whole in float32, and in bfloat16 in several files;
-they are read here. Ours: small decoders of each family are exported as a job's result is, and transformers loads them, with
-their tokenizers in turn: of bytes, a tokenizer.json, SentencePiece's. Continued: a checkpoint of theirs goes through a job's
+they are read here, and exported again: in float32 as the nearest type, and in several files of bfloat16 as the type that
+they were. Ours: small decoders of each family are exported as a job's result is, and transformers loads them, with their
+tokenizers in turn: of bytes, a tokenizer.json, SentencePiece's. Continued: a checkpoint of theirs goes through a job's
 export, and must have the context length, special tokens, generation config and chat template that it had. Adapted: adapters
 of theirs are exported, merged and as PEFT has them, and peft loads these on top of the checkpoint. Each line is the largest
 difference of a logit, in standard deviations of the logits. Exits with 1 if one is above ``GOAL``, a text has other tokens
@@ -79,6 +80,8 @@ def main() -> int:
         continued(theirs / "llama-continued", ours)
         for name in ADAPTED:
             own |= adapted(theirs / name, ours, tokens)
+        for path in sorted(theirs.glob("*/")):
+            own[f"again-{path.name}"] = exported_again(path, ours, tokens)
         reference("measure", ours)
         before, after = (json.loads((ours / name / "facts.json").read_text()) for name in ("before", "after"))
         lost = {name: (fact, after[name]) for name, fact in before.items() if fact != after[name]}
@@ -165,6 +168,28 @@ def exported(name: str, folder: Path, tokens: np.ndarray, path: str) -> tuple[np
     copy = None if path == BYTES else Path(path)
     export.write(merged, target, json.loads(job.model_dump_json()), copy)
     return computed(config, parameters, tokens), job
+
+
+def exported_again(checkpoint: Path, folder: Path, tokens: np.ndarray) -> np.ndarray:
+    """The logits of a checkpoint of theirs, of which ``folder`` has an export, without a tokenizer, afterwards."""
+    target, merged = folder / f"again-{checkpoint.name}", folder / f"{checkpoint.name}.safetensors"
+    target.mkdir()
+    config = described(str(checkpoint), EVERYTHING)
+    parameters = Weights(config, str(checkpoint), EVERYTHING).taken()
+    save_file(parameters, merged)
+    spec = json.loads(job_of(config, BYTES).model_dump_json())
+    if checkpoint.name.endswith("bfloat16"):
+        whole = origin.taken(str(checkpoint), EVERYTHING)
+        export.write(merged, target, spec, origin=whole, dtype="bfloat16", shard_bytes=60_000)
+        was = json.loads((checkpoint / "config.json").read_text())["model_type"]
+        now = json.loads((target / "config.json").read_text())["model_type"]
+        assert now == {"gemma3": "gemma3_text", "llava": "llama"}.get(was, was), (was, now)
+        assert len(list(target.glob("*.safetensors"))) > 1
+    else:
+        export.write(merged, target, spec)
+    for path in target.glob("tokenizer*"):
+        path.unlink()
+    return computed(config, parameters, tokens)
 
 
 def continued(checkpoint: Path, folder: Path) -> None:

@@ -37,6 +37,15 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32,
 }
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10_000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
+"""Reaches far beyond the original length with the texts here."""
+NO_TOKENS = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
+"""Types have numbers of their own, which are above ``VOCABULARY_SIZE``."""
 LAYERS = ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"]
 SIGHT = {
     "hidden_size": 16,
@@ -57,6 +66,7 @@ def configurations() -> dict[str, transformers.PreTrainedConfig]:
         "full_attention": {"rope_type": "linear", "rope_theta": 1_000_000.0, "factor": 8.0},
         "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
     }
+    headless = {name: value for name, value in SMALL.items() if name != "head_dim"}
     experts = {"moe_intermediate_size": 40, "num_experts": 8, "num_experts_per_tok": 3}
     seeing = {**gemma3, "vocab_size": 99}
     return {
@@ -81,9 +91,32 @@ def configurations() -> dict[str, transformers.PreTrainedConfig]:
             initializer_range=0.01,
         ),
         "llama-tied": transformers.LlamaConfig(**SMALL, tie_word_embeddings=True),
+        "llama-biased": transformers.LlamaConfig(**SMALL, attention_bias=True),
+        "llama-yarn": transformers.LlamaConfig(**SMALL, rope_parameters=YARN),
+        "llama-yarn-set": transformers.LlamaConfig(
+            **SMALL,
+            rope_parameters={**YARN, "beta_fast": 16.0, "beta_slow": 2.0, "attention_factor": 1.3, "truncate": False},
+        ),
+        "llama-yarn-mscale": transformers.LlamaConfig(
+            **SMALL, rope_parameters={**YARN, "mscale": 1.0, "mscale_all_dim": 0.707}
+        ),
+        "mistral": transformers.MistralConfig(**{**SMALL, "head_dim": 24}, sliding_window=None),
+        "mistral-window": transformers.MistralConfig(**SMALL, sliding_window=8),
+        "mistral-window-yarn": transformers.MistralConfig(**SMALL, sliding_window=8, rope_parameters=YARN),
+        "qwen2": transformers.Qwen2Config(**headless),
+        "qwen2-tied-yarn": transformers.Qwen2Config(**headless, tie_word_embeddings=True, rope_parameters=YARN),
+        "olmo2": transformers.Olmo2Config(**headless, **NO_TOKENS),
+        "phi3": transformers.Phi3Config(**headless, **NO_TOKENS),
+        "phi3-window": transformers.Phi3Config(**headless, **NO_TOKENS, sliding_window=8),
+        "smollm3": transformers.SmolLM3Config(**headless, **NO_TOKENS),
+        "smollm3-rotated": transformers.SmolLM3Config(
+            **headless, **NO_TOKENS, no_rope_layers=[1] * 4, attention_bias=True
+        ),
+        "qwen3-biased": transformers.Qwen3Config(**SMALL, attention_bias=True),
         "qwen3": transformers.Qwen3Config(**SMALL, tie_word_embeddings=True),
         "gemma3": transformers.Gemma3TextConfig(**gemma3, rope_parameters=linear),
         "gemma3-capped": transformers.Gemma3TextConfig(**gemma3, final_logit_softcapping=3.0),
+        "mixtral": transformers.MixtralConfig(**headless, sliding_window=8, num_local_experts=8, num_experts_per_tok=3),
         "moe": transformers.Qwen3MoeConfig(**SMALL, **experts, norm_topk_prob=True),
         "moe-raw": transformers.Qwen3MoeConfig(**SMALL, **experts, norm_topk_prob=False),
     }

@@ -22,7 +22,7 @@ from orchestrator.errors import DataError, UnfitWeights
 from orchestrator.models.decoder import DecoderSection
 from orchestrator.models.huggingface import configuration, files
 from orchestrator.models.huggingface.files import TensorFile
-from orchestrator.models.huggingface.layout import sources_of
+from orchestrator.models.huggingface.layout import Sources, sources_of
 from orchestrator.models.huggingface.origin import CONFIG, Origin
 from orchestrator.models.trainable import NOT_LINEAR, A, B, selected
 from orchestrator.specification.training_sections import LoraSection, ModelSection, TrainableSection
@@ -80,6 +80,12 @@ def not_of_peft(spec: Mapping[str, Any], origin: Origin | None) -> UnfitWeights 
         name for name in _targets(lora, section.network) if any(part in f".{name}." for part in NOT_LINEAR)
     ]:
         what = f"{special[0]} belongs to a mixture of experts, which has no such modules in transformers"
+    elif fused := [
+        name
+        for name, sources in _sources_of(section.network, origin).items()
+        if sources.rows is not None and name in _targets(lora, section.network)
+    ]:
+        what = f"{fused[0]} is a part of a larger matrix in that model type"
     else:
         return None
     return UnfitWeights(detail=f"The job cannot be exported for PEFT: {what}.", remedy=remedy)
@@ -98,8 +104,9 @@ def write(source: Path, folder: Path, spec: Mapping[str, Any], origin: Origin | 
     assert lora is not None, "otherwise there is a problem"
     own = files.read_header(lambda: source.open("rb"))
     require_own(own, section, network, source)
+    sources = _sources_of(network, origin)
     modules = {
-        name: {index: theirs.removesuffix(".weight") for index, theirs in sources_of(network)[name].names.items()}
+        name: {index: theirs.removesuffix(".weight") for index, theirs in sources[name].names.items()}
         for name in _targets(lora, network)
     }
     shapes: dict[str, tuple[int, ...]] = {}
@@ -121,6 +128,12 @@ def write(source: Path, folder: Path, spec: Mapping[str, Any], origin: Origin | 
     document = configuration_of(lora, sorted(ends), str(model.initial_weights))
     (folder / ADAPTER_CONFIG).write_text(json.dumps(document, indent=2) + "\n")
     return [f"peft can load it on top of {model.initial_weights}."]
+
+
+def _sources_of(network: DecoderSection, origin: Origin | None) -> dict[str, Sources]:
+    """Return where the base, or transformers' nearest model type, has our tensors."""
+    text = None if origin is None else origin.config
+    return sources_of(network, configuration.document_of(network, 1, None, text)["model_type"])
 
 
 def configuration_of(lora: LoraSection, modules: list[str], base: str) -> dict[str, Any]:

@@ -1,7 +1,11 @@
-"""A job's merged parameters as a Hugging Face checkpoint: ``config.json``, ``model.safetensors``, and the tokenizer's files.
+"""A job's merged parameters as a Hugging Face checkpoint: ``config.json``, safetensors files, and the tokenizer's files.
 
 Tensors are read part by part from the job's safetensors file and written at once, so at most one layer of one tensor is in
 memory. The caller knows where the job's file and the checkpoint's files come from.
+
+   model.safetensors                  all tensors, if they fit into one file; otherwise
+   model-00001-of-00003.safetensors   some of them, and
+   model.safetensors.index.json       the file of each tensor
 
 The tokenizer's side is the special tokens, and the files with which ``AutoTokenizer`` loads it:
 
@@ -20,7 +24,8 @@ whereas transformers turns a ``<|endoftext|>`` into the token itself.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,9 +46,13 @@ from orchestrator.system.roots import EVERYTHING
 from orchestrator.text.tokenizer_file import TokenizerFile
 from orchestrator.text.tokenizer_file import read as read_tokenizer
 
+WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 JSON, PIECES = "tokenizer.json", "tokenizer.model"
 SENTENCEPIECE_CLASS = "SentencePieceBackend"
 """transformers' other classes split by their own rules; this one uses SentencePiece."""
+DTYPES: Mapping[str, str] = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
+"""The types of an export, with their names in safetensors."""
+SHARD_BYTES = 5 * 10**9
 VISIBLE = (*range(33, 127), *range(161, 173), *range(174, 256))
 """Bytes that byte-level tokenizers write as the character with that number; the others follow from 256 on (GPT-2)."""
 
@@ -55,15 +64,19 @@ def write(
     tokenizer_path: Path | None = None,
     origin: Origin | None = None,
     base: Base | None = None,
+    *,
+    dtype: str = "float32",
+    shard_bytes: float = SHARD_BYTES,
 ) -> list[str]:
     """Write the files to ``folder`` and return notes for the user, in sentences.
 
     ``source`` are parameters of the job with the specification ``spec``. ``tokenizer_path`` is a copy of
     ``data.tokenizer``; without it a job whose tokens are not bytes is written without a tokenizer. ``origin`` is what was
     kept of the checkpoint that the job continued. ``base`` has the whole tensors that a job with ``trainable`` began with.
+    Tensors are rounded to ``dtype``, and a file has at most ``shard_bytes`` of them, or one tensor.
 
     Raises UnfitWeights, before anything is written, if transformers has no such model; DataError if the
-    file does not have this model's tensors.
+    file does not have this model's tensors, or a value is too large for ``dtype``.
     """
     if problem := not_of_transformers(spec):
         raise problem
@@ -85,10 +98,21 @@ def write(
         whole = adapters.Merged(own, section, base)
     elif shapes != {name: entry.shape for name, entry in own.entries.items()}:
         raise DataError(detail=f"{source} does not have the tensors of the model that its specification describes.")
-    sources = sources_of(network)
+    sources = sources_of(network, document["model_type"])
     tensors = {name: each.shape for each in sources.values() for name in each.names.values()}
-    with (folder / "model.safetensors").open("xb") as out:
-        files.write(out, tensors, _values(whole, sources))
+    item_bytes = np.dtype(files.TYPES[DTYPES[dtype]]).itemsize
+    sizes = {name: item_bytes * math.prod(shape) for name, shape in tensors.items()}
+    named = _files(sizes, shard_bytes)
+    for file_name, names in named.items():
+        with (folder / file_name).open("xb") as out:
+            files.write(out, {name: tensors[name] for name in names}, _values(whole, sources, names), DTYPES[dtype])
+    if WHOLE not in named:
+        index = {
+            "metadata": {"total_size": sum(sizes.values())},
+            "weight_map": {name: file_name for file_name, names in named.items() for name in names},
+        }
+        (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n")
+    document["torch_dtype"] = dtype
     (folder / "config.json").write_text(json.dumps(document, indent=2) + "\n")
     for name, content in special.files.items():
         (folder / name).write_bytes(content)
@@ -114,11 +138,34 @@ def not_of_transformers(spec: Mapping[str, Any]) -> UnfitWeights | None:
     )
 
 
-def _values(own: Base, sources: Mapping[str, Sources]) -> Iterator[NDArray[np.float32]]:
+def _files(sizes: Mapping[str, int], bytes_max: float) -> dict[str, list[str]]:
+    """Return the names of the tensors in each file, in their order, by the file's name."""
+    shards: list[list[str]] = [[]]
+    held = 0
+    for name, size in sizes.items():
+        if shards[-1] and held + size > bytes_max:
+            shards.append([])
+            held = 0
+        shards[-1].append(name)
+        held += size
+    if len(shards) == 1:
+        return {WHOLE: shards[0]}
+    return {f"model-{number:05}-of-{len(shards):05}.safetensors": names for number, names in enumerate(shards, start=1)}
+
+
+def _values(own: Base, sources: Mapping[str, Sources], names: Iterable[str]) -> Iterator[NDArray[np.float32]]:
+    """Yield the tensors with these names of theirs. Some consist of several of ours, one below the other."""
+    parts: dict[str, list[tuple[str, tuple[int, ...]]]] = {}
     for name, each in sources.items():
-        for index in each.names:
-            part = own.read(name, index)
-            yield part.T if each.turned else part
+        for index, theirs in each.names.items():
+            parts.setdefault(theirs, []).append((name, index))
+    for theirs in names:
+        pieces = [
+            part.T if sources[name].turned else part
+            for name, index in sorted(parts[theirs], key=lambda piece: sources[piece[0]].rows or (0, 0))
+            for part in (own.read(name, index),)
+        ]
+        yield pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
 
 
 @dataclass(frozen=True, slots=True)

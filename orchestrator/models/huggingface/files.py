@@ -38,11 +38,12 @@ TYPES: Mapping[str, Any] = {"F32": np.float32, "F16": np.float16, "BF16": ml_dty
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One tensor of a file, and where its bytes begin in the file."""
+    """One tensor of a file, and where its bytes are in the file."""
 
     dtype: str
     shape: tuple[int, ...]
     start: int
+    nbytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,20 +113,36 @@ def read_header(open_file: Open, bytes_max: int = HEADER_BYTES_MAX) -> TensorFil
     return TensorFile(open_file, entries, length)
 
 
-def write(file: IO[bytes], tensors: Mapping[str, tuple[int, ...]], values: Iterable[NDArray[np.float32]]) -> None:
-    """Write float32 tensors with these names and shapes, whose ``values`` come one by one in the same order."""
+def write(
+    file: IO[bytes],
+    tensors: Mapping[str, tuple[int, ...]],
+    values: Iterable[NDArray[np.float32]],
+    dtype: str = "F32",
+) -> None:
+    """Write tensors with these names and shapes, whose float32 ``values`` come one by one in the same order.
+
+    They are rounded to ``dtype``, one of ``TYPES``. Raises DataError if a value is too large for it.
+    """
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    stored = np.dtype(TYPES[dtype])
     start = 0
     for name, shape in tensors.items():
-        stop = start + 4 * math.prod(shape)
-        header[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [start, stop]}
+        stop = start + stored.itemsize * math.prod(shape)
+        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [start, stop]}
         start = stop
     content = json.dumps(header).encode()
     content += b" " * (-len(content) % 8)
     file.write(struct.pack("<Q", len(content)) + content)
     for (name, shape), array in zip(tensors.items(), values, strict=True):
         assert array.shape == shape, f"{name} is {array.shape}, but should be {shape}"
-        file.write(np.ascontiguousarray(array, "<f4").data)
+        with np.errstate(over="ignore"):
+            rounded = np.ascontiguousarray(array, stored)
+        if stored != array.dtype and not np.isfinite(rounded).all() and np.isfinite(array).all():
+            largest = np.abs(array).max()
+            raise DataError(
+                detail=f"{name} has {largest:.3g}, which {stored.name} cannot hold. Export as bfloat16 or float32."
+            )
+        file.write(rounded.view(np.uint8).data if rounded.size else b"")
 
 
 def _entry(name: str, value: Any, data_start: int, size: int) -> Entry:
@@ -138,4 +155,4 @@ def _entry(name: str, value: Any, data_start: int, size: int) -> Entry:
     fits = whole and start <= stop and data_start + stop <= size
     if not fits or (item is not None and stop - start != item * math.prod(shape)):
         raise DataError(detail=f"its header gives {shown(name)} a place that does not fit into the file.")
-    return Entry(str(dtype)[:16], shape, data_start + start)
+    return Entry(str(dtype)[:16], shape, data_start + start, stop - start)

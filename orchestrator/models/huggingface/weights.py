@@ -18,6 +18,7 @@ import logging
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
@@ -25,8 +26,17 @@ from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import ValidationError
 
-from orchestrator.errors import AtollError, ConfigurationError, DataError, OutsideRoots, UnfitWeights
+from orchestrator.errors import (
+    AtollError,
+    ConfigurationError,
+    DataError,
+    InvalidJobSpec,
+    OutsideRoots,
+    Problem,
+    UnfitWeights,
+)
 from orchestrator.models.decoder import DecoderSection, parameter_shapes
 from orchestrator.models.huggingface import configuration, files
 from orchestrator.models.huggingface.files import Entry, TensorFile
@@ -34,6 +44,8 @@ from orchestrator.models.huggingface.layout import WHOLE as WHOLE_TENSORS
 from orchestrator.models.huggingface.layout import Sources, sources_of, text_names
 from orchestrator.parameters.pieces import Piece, piece_named
 from orchestrator.specification import documents
+from orchestrator.specification.config import JobSpec
+from orchestrator.specification.training_sections import BUILT_IN_TRAINER, ModelSection
 from orchestrator.system.roots import AllowedRoots, name_parts, open_data, shown
 
 FIELD = "model.initial_weights"
@@ -67,8 +79,8 @@ class Source:
     def entry(self) -> Entry:
         return self.file.entries[self.name]
 
-    def read(self) -> NDArray[np.float32]:
-        return self.file.read(self.name)
+    def read(self, rows: tuple[int, int] | None = None) -> NDArray[np.float32]:
+        return self.file.read(self.name) if rows is None else self.file.rows(self.name, *rows)
 
 
 class Weights:
@@ -78,10 +90,11 @@ class Weights:
         self, decoder: DecoderSection, folder: str, roots: AllowedRoots, expected_digest: str | None = None
     ) -> None:
         """Check the folder. Raises UnfitWeights unless it has weights of this decoder, with this digest if one is given."""
-        self._shapes, self._sources = parameter_shapes(decoder), sources_of(decoder)
         self._folder = folder
         document = _document(folder, roots)
         require_same(decoder, configuration.decoder_of(document))
+        self._shapes = parameter_shapes(decoder)
+        self._sources = sources_of(decoder, configuration.text_type(document))
         _refuse_adapter(folder, roots)
         self._tensors = _tensors_by_name(folder, roots)
         if configuration.sees(document):
@@ -154,7 +167,7 @@ class Weights:
                 continue
             own = tuple(number - start * (at == axis) for at, number in enumerate(index)) if between else index
             try:
-                part = self._tensors[theirs].read()
+                part = self._tensors[theirs].read(sources.rows)
             except (OSError, DataError) as error:
                 raise _unreadable(self._folder, error) from error
             tensor[own] = part.T if sources.turned else part
@@ -169,6 +182,85 @@ class Weights:
 def described(folder: str, roots: AllowedRoots) -> DecoderSection:
     """Return the decoder that the folder's ``config.json`` describes. Raises UnfitWeights."""
     return configuration.decoder_of(_document(folder, roots))
+
+
+def completed(document: Mapping[str, Any], roots: AllowedRoots) -> Mapping[str, Any]:
+    """Return a job's document in which the decoder is spelt out, if only the folder of its weights describes the model.
+
+    Any other document is returned unchanged, valid or not. Raises InvalidJobSpec if the folder describes no decoder.
+    """
+    model = document.get("model")
+    if document.get("trainer", BUILT_IN_TRAINER) != BUILT_IN_TRAINER or not isinstance(model, Mapping):
+        return document
+    try:
+        section = ModelSection.model_validate(model)
+    except ValidationError:
+        return document
+    if section.initial_weights is None or not section.is_described_by_weights:
+        return document
+    try:
+        decoder = described(section.initial_weights, roots)
+    except UnfitWeights as error:
+        raise InvalidJobSpec(problems=(Problem(FIELD, error.detail, error.remedy),)) from error
+    return {**document, "model": {**model, "decoder": decoder.model_dump(mode="json")}}
+
+
+def problems_of(spec: JobSpec, roots: AllowedRoots) -> tuple[Problem, ...]:
+    """Return why the job cannot begin with its initial weights. A resumed job reads only those that are frozen."""
+    folder, network = spec.model.initial_weights, spec.model.network
+    is_read = spec.resume is None or spec.trainable is not None
+    if folder is None or not isinstance(network, DecoderSection) or not is_read:
+        return ()
+    unfit = problem_of(network, folder, roots)
+    return () if unfit is None else (Problem(FIELD, unfit.detail, unfit.remedy),)
+
+
+@dataclass(frozen=True, slots=True)
+class Inspection:
+    """The inspection says what a folder of weights has. Numbers are None if its safetensors files cannot be read.
+
+    ``decoder`` is None if ``config.json`` describes none that is supported; ``problem`` says why a job cannot continue the
+    weights, and is None if it can. ``dtypes`` are the types of the stored tensors, as safetensors names them.
+    """
+
+    model_type: str | None
+    architectures: tuple[str, ...]
+    context_length: int | None
+    decoder: DecoderSection | None
+    problem: UnfitWeights | None
+    parameter_count: int | None
+    tensor_count: int | None
+    dtypes: tuple[str, ...]
+    stored_bytes: int | None
+
+
+def inspected(folder: str, roots: AllowedRoots) -> Inspection:
+    """Look at the folder without reading a tensor. Raises UnfitWeights if it has no readable ``config.json``."""
+    document = _document(folder, roots)
+    decoder = problem = None
+    tensors: Mapping[str, Source] | None = None
+    try:
+        decoder = configuration.decoder_of(document)
+        problem = problem_of(decoder, folder, roots)
+    except UnfitWeights as error:
+        problem = error
+    with suppress(UnfitWeights):
+        tensors = _tensors_by_name(folder, roots)
+    entries = None if tensors is None else [source.entry for source in tensors.values()]
+    stored = None if entries is None else sum(math.prod(entry.shape) for entry in entries)
+    architectures = document.get("architectures")
+    kind = document.get("model_type")
+    return Inspection(
+        model_type=kind if isinstance(kind, str) else None,
+        architectures=tuple(map(str, architectures)) if isinstance(architectures, list) else (),
+        context_length=configuration.context_length(configuration.text_document(document)),
+        decoder=decoder,
+        problem=problem,
+        parameter_count=stored if decoder is None else decoder.parameter_count,
+        tensor_count=None if entries is None else len(entries),
+        dtypes=() if entries is None else tuple(sorted({entry.dtype for entry in entries})),
+        stored_bytes=None if entries is None else sum(entry.nbytes for entry in entries),
+    )
 
 
 def _document(folder: str, roots: AllowedRoots) -> dict[str, Any]:
