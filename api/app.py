@@ -19,8 +19,7 @@ from api.auth.store import AccessStore
 from api.auth.tokens import Tokens
 from api.chaos.runs import ChaosRuns
 from api.http import problems
-from api.http.bodies import Bodies
-from api.http.guard import Guard, SecurityHeaders
+from api.http.guard import Bodies, Guard, SecurityHeaders
 from api.http.streams import Seats
 from api.installation.service_restart import RestartService, no_restart
 from api.jobs.background_loop import BackgroundLoop
