@@ -25,11 +25,9 @@ from api.installation.service_restart import RestartService, no_restart
 from api.jobs.background_loop import BackgroundLoop
 from api.jobs.control import ControlPort
 from api.jobs.dispatcher import JOBS_MAX
-from api.jobs.job_list import JobList
+from api.jobs.job_list import RETENTION_EVERY_S, JobList, Retainer
 from api.jobs.overseer import RESTART_SILENT_AFTER_MIN, Overseer
 from api.jobs.parameters import Parameters
-from api.jobs.retention import EVERY_S as RETENTION_EVERY_S
-from api.jobs.retention import Retainer
 from api.jobs.service import NOTHING_MORE, Service
 from api.jobs.status_cache import Readiness
 from api.metrics.exposition import Metrics, RequestMetrics
