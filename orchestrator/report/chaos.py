@@ -1,6 +1,6 @@
 """Renders the verdict on a chaos plan as one self-contained HTML page.
 
-The input is the verdict of ``chaos.verdict`` as plain data and the report of the job. This module draws the verdict and
+The input is the verdict of ``chaos.runner`` as plain data and the report of the job. This module draws the verdict and
 does not judge anything itself.
 """
 
