@@ -15,8 +15,7 @@ from starlette.concurrency import run_in_threadpool
 
 from api.auth.code import OWN_PACKAGES
 from api.auth.middleware import AuthMiddleware
-from api.auth.store import AccessStore
-from api.auth.tokens import Tokens
+from api.auth.tokens import AccessStore, Tokens
 from api.chaos.runs import ChaosRuns
 from api.http import problems
 from api.http.guard import Bodies, Guard, SecurityHeaders
