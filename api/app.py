@@ -15,22 +15,18 @@ from starlette.concurrency import run_in_threadpool
 
 from api.auth.code import OWN_PACKAGES
 from api.auth.middleware import AuthMiddleware
-from api.auth.store import AccessStore
-from api.auth.tokens import Tokens
+from api.auth.tokens import AccessStore, Tokens
 from api.chaos.runs import ChaosRuns
 from api.http import problems
-from api.http.bodies import Bodies
-from api.http.guard import Guard, SecurityHeaders
+from api.http.guard import Bodies, Guard, SecurityHeaders
 from api.http.streams import Seats
 from api.installation.service_restart import RestartService, no_restart
 from api.jobs.background_loop import BackgroundLoop
 from api.jobs.control import ControlPort
 from api.jobs.dispatcher import JOBS_MAX
-from api.jobs.job_list import JobList
+from api.jobs.job_list import RETENTION_EVERY_S, JobList, Retainer
 from api.jobs.overseer import RESTART_SILENT_AFTER_MIN, Overseer
 from api.jobs.parameters import Parameters
-from api.jobs.retention import EVERY_S as RETENTION_EVERY_S
-from api.jobs.retention import Retainer
 from api.jobs.service import NOTHING_MORE, Service
 from api.jobs.status_cache import Readiness
 from api.metrics.exposition import Metrics, RequestMetrics

@@ -37,7 +37,7 @@ from docs.markdown import MADE, paragraphs, prose
 from orchestrator.core import vocabulary
 from orchestrator.core.effects import Effect
 from orchestrator.core.events import Event, IslandReported
-from orchestrator.kubernetes import output, values
+from orchestrator.kubernetes import manifests, values
 from orchestrator.specification import bounds, config
 from orchestrator.tape.codec import REPORTED
 
@@ -62,7 +62,7 @@ def rendered() -> dict[Path, str]:
         "kubernetes.md": kubernetes_page(),
     }
     made = {FOLDER / name: "\n".join(lines).rstrip() + "\n" for name, lines in pages.items()}
-    made[SCHEMA] = json.dumps(output.schema(), indent=2) + "\n"
+    made[SCHEMA] = json.dumps(manifests.schema(), indent=2) + "\n"
     return made | generate_formats.pages(FOLDER)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from api.installation import doctor
-from api.installation.clock import State
+from api.installation.doctor import State
 from orchestrator.system import socket_room
 
 

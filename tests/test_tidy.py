@@ -147,7 +147,7 @@ MAY_IMPORT = {
             orchestrator.simulation orchestrator.specification orchestrator.status orchestrator.system orchestrator.tape
             orchestrator.text prometheus_client psutil pydantic rich sqlalchemy starlette typer uvicorn yaml
         """,
-        "api.storage": "alembic api.auth.store api.chaos.store orchestrator.errors psycopg sqlalchemy",
+        "api.storage": "alembic api.auth.tokens api.chaos.store orchestrator.errors psycopg sqlalchemy",
         "api.run": """
             api.schemas orchestrator.accounting.explanation orchestrator.core.vocabulary orchestrator.errors
             orchestrator.report.words orchestrator.status orchestrator.system orchestrator.tape pyarrow pydantic yaml

@@ -29,8 +29,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.auth.roles import READS, TOKEN_REMEDY, Principal, bearer, refuse_role, required_role
-from api.auth.store import AccessStore, AuditRow
-from api.auth.tokens import FailureLimit, Tokens
+from api.auth.tokens import AccessStore, AuditRow, FailureLimit, Tokens
 from api.http import problems
 from api.http.pools import AUTHENTICATION, STRANGERS
 from orchestrator.errors import AtollError, Forbidden, InfrastructureError, TooManyFailures, Unauthenticated

@@ -33,8 +33,7 @@ from api.jobs.service import Service
 from api.schemas import CommandState, Job, JobState
 from api.storage.store import Store
 from orchestrator.chaos.plan import ChaosPlan, figures_now, parse
-from orchestrator.chaos.runner import LATE_MAX_S, ChaosRunner, Decision, PlannedFault, schedule
-from orchestrator.chaos.verdict import judge
+from orchestrator.chaos.runner import LATE_MAX_S, ChaosRunner, Decision, PlannedFault, judge, schedule
 from orchestrator.core.commands import Inject
 from orchestrator.core.faults import Continue, Kind
 from orchestrator.core.vocabulary import Incarnation, IslandId, IslandPlan, NodeGroupId

@@ -166,7 +166,7 @@ class Judged(Answer):
 
 
 class VerdictDocument(Answer):
-    """A plan's objectives against the job's report, as ``orchestrator.chaos.verdict`` writes them."""
+    """A plan's objectives against the job's report, as ``orchestrator.chaos.runner`` writes them."""
 
     model_config = ConfigDict(extra="allow")
 

@@ -75,8 +75,7 @@ def doctor(
 
         subject = Subject(job, config, parameters, step_s, ports)
         raise typer.Exit(examine_lines(Home(home), url, subject, as_json=as_json))
-    from api.installation.clock import State
-    from api.installation.doctor import examine
+    from api.installation.doctor import State, examine
 
     findings = examine(Home(home), runs, groups, url)
     if as_json:

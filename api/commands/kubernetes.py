@@ -42,8 +42,7 @@ def render(
     """Print the manifests of one Kubernetes cluster, for `kubectl apply --filename -`. The cluster is not contacted."""
     from importlib.metadata import version
 
-    from orchestrator.kubernetes import output
-    from orchestrator.kubernetes.manifests import rendered
+    from orchestrator.kubernetes import manifests
     from orchestrator.kubernetes.values import read_values
 
     values = read_values(file)
@@ -53,9 +52,9 @@ def render(
         raise ConfigurationError(detail=f"--cluster {cluster!r} is not in {file}. Give one of {there}.")
     shipped = shipped_files()
     if chart is None:
-        echo_lines(output.yaml_of(rendered(values, chosen, shipped)), nl=False)
+        echo_lines(manifests.yaml_of(manifests.rendered(values, chosen, shipped)), nl=False)
         return
-    files = output.chart(values, lambda live: rendered(live, chosen, shipped), version("atoll"))
+    files = manifests.chart(values, lambda live: manifests.rendered(live, chosen, shipped), version("atoll"))
     write_chart(chart, files)
     install = f"helm upgrade --install {values.name} {chart} --namespace {values.namespace}"
     echo_lines(f"Wrote {len(files)} files to {chart}. To install it: {install}")
@@ -72,7 +71,7 @@ def shipped_files() -> Shipped:
 
 def write_chart(folder: Path, files: dict[str, str]) -> None:
     """Write the files of a chart, in place of an earlier one. Raises ConfigurationError for another folder with content."""
-    from orchestrator.kubernetes.output import OURS
+    from orchestrator.kubernetes.manifests import OURS
 
     try:
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):

@@ -10,7 +10,7 @@ Beyond the limit, the connection that has been idle longest is closed for the ne
 connections displaces itself. Refusals are logged once a minute, with counts.
 
 uvicorn speaks HTTP (``H11Protocol``), but accepts without counting and waits for heads and slow readers without limit.
-Bodies have their own limits (``api.http.bodies``).
+Bodies have their own limits (``api.http.guard``).
 
 ``ServedCertificate`` reads the certificate again when its files have changed. Established connections are not affected; the
 next handshake uses the new one. If the two files do not match, as between the writes of a renewal, the old one stays.

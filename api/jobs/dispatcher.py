@@ -1,4 +1,4 @@
-"""The dispatcher carries out the queue's decisions: it starts queued jobs, after every change and every few seconds.
+"""The queue's decision, and the dispatcher that carries it out: it starts queued jobs, after changes and every few seconds.
 
     queued ──▶ starting ──▶ running ──▶ … ──▶ a final state
       │   ▲       │  └────▶ failed: the job could not be started
@@ -7,13 +7,22 @@
 
 Each of these arrows is taken once, whatever is killed when: state changes in the store are compare-and-set, a job is marked
 starting before anything of it is created, and a job with a tape has run and is not started again. Jobs that ended while no
-service was running are found when their capacity is needed. ``api.jobs.queue`` decides; the functions that find out a job's
-status are arguments.
+service was running are found when their capacity is needed. The functions that find out a job's status are arguments.
 
-Outlines of jobs: what the queue and the lists need of a specification, computed once, because it never changes.
+``decide`` says which queued jobs start now, and why the others wait. It is pure. The order is strict: higher priority first,
+then first come, first served. No job overtakes another: the first job that does not fit blocks all behind it, even those
+that would fit, so that small jobs never starve a large one.
 
-Parsing a specification takes about a millisecond, and longer with many islands; outlines make a queue of a thousand jobs
-cheap to look through. The least recently used outlines are dropped.
+A job fits while fewer than ``jobs_max`` jobs run and every node group that it names has, beyond what the running jobs want
+there, what its islands ask for. What jobs want counts, not what happens to be free, because a lost island comes back. A
+group counts as a whole, cordoned or not. Whether a single node has room for an island turns out when it is placed; until
+there is room, the island waits in its job.
+
+An outline is what the queue and the lists need of a specification, computed once, because it never changes. Parsing a
+specification takes about a millisecond, and longer with many islands; outlines make a queue of a thousand jobs cheap to look
+through. The least recently used outlines are dropped.
+
+Source: Slurm's builtin scheduler (strict priority order, no backfill).
 """
 
 from __future__ import annotations
@@ -21,8 +30,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
@@ -33,7 +42,6 @@ from api.jobs.control import ControlPort
 from api.jobs.cordons import Cordons
 from api.jobs.origin import keep_origin
 from api.jobs.path_check import keep_tokenizer, refuse_outside
-from api.jobs.queue import NOTHING_QUEUED, Decision, QueuedJob, Wants, behind, decide, wants_of
 from api.jobs.status_cache import StatusCache
 from api.run.folder import Run, prepare_run_dir
 from api.schemas import Job, JobState
@@ -42,10 +50,22 @@ from orchestrator.core.vocabulary import IslandId
 from orchestrator.errors import AtollError, InfrastructureError, NotFound, first_line
 from orchestrator.specification.config import JobSpec, parse_job
 from orchestrator.specification.sections import IslandsSection
-from orchestrator.status import JobStatus
+from orchestrator.status import JobStatus, NodeGroupRecord
 from orchestrator.system.roots import AllowedRoots
 
+UNNOTICED = 1e-6
+"""CPUs are fractions, whose sums are rounded."""
 OUTLINES_MAX = 4096
+logger = logging.getLogger(__name__)
+JOBS_MAX = 16
+"""Each job costs the head three processes, which no node group accounts for."""
+POLL_EVERY_S = 2.0
+PATIENCE_S = 4.0
+"""For a running job that has not answered by then, its specification counts."""
+CLOSE_TIMEOUT_S = 5.0
+PLACES_HOLD_S = 0.25
+GONE_FOR_GOOD = frozenset({"stopped", "drained", "failed"})
+"""States of an island that needs no resources. An operator may place it again; it then waits for them in its job."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,19 +106,6 @@ def outline_of(document: Mapping[str, Any]) -> Outline:
         wants=wants_of([*spec.island_sections().values(), *standbys]),
         wants_at_most=wants_of([*spec.island_sections(slots=True).values(), *standbys]),
     )
-
-
-logger = logging.getLogger(__name__)
-
-JOBS_MAX = 16
-"""Each job costs the head three processes, which no node group accounts for."""
-POLL_EVERY_S = 2.0
-PATIENCE_S = 4.0
-"""For a running job that has not answered by then, its specification counts."""
-CLOSE_TIMEOUT_S = 5.0
-PLACES_HOLD_S = 0.25
-GONE_FOR_GOOD = frozenset({"stopped", "drained", "failed"})
-"""States of an island that needs no resources. An operator may place it again; it then waits for them in its job."""
 
 
 class Dispatcher:
@@ -335,3 +342,113 @@ def sections_of(row: JobRow, *, slots: bool = False) -> dict[IslandId, IslandsSe
     """Return the islands and standbys of the job's specification, by name."""
     spec = JobSpec.model_validate(row.spec)
     return {**spec.island_sections(slots=slots), **spec.standby_sections()}
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """CPUs and accelerators: what islands ask for, or what a node group has."""
+
+    cpus: float = 0.0
+    accelerators: float = 0
+
+    def plus(self, more: Resources) -> Resources:
+        return Resources(self.cpus + more.cpus, self.accelerators + more.accelerators)
+
+    def minus(self, less: Resources) -> Resources:
+        return Resources(self.cpus - less.cpus, self.accelerators - less.accelerators)
+
+    def lacks(self, wanted: Resources) -> str | None:
+        """Return the first kind of resource of which there is less than wanted, or None."""
+        if wanted.cpus > self.cpus + UNNOTICED:
+            return "cpus"
+        return "accelerators" if wanted.accelerators > self.accelerators else None
+
+
+Wants = Mapping[str, Resources]
+"""The resources that a job asks for, by node group."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueuedJob:
+    """``number`` rises with the order in which jobs came."""
+
+    job: str
+    priority: int
+    number: int
+    wants: Wants
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """``waits``: the reason for each waiting job, in order. ``unschedulable``: the first needs more than the fleet has."""
+
+    starts: tuple[str, ...]
+    waits: Mapping[str, str]
+    unschedulable: bool
+
+
+NOTHING_QUEUED = Decision((), {}, unschedulable=False)
+
+
+def decide(
+    queued: Iterable[QueuedJob], running: Sequence[Wants], groups: Iterable[NodeGroupRecord], jobs_max: int
+) -> Decision:
+    """Return which jobs start now, given what the running jobs want."""
+    fleet = {group["name"]: Resources(group["cpus"], group["accelerators"]) for group in groups if group["nodes"]}
+    free = dict(fleet)
+    for wants in running:
+        free = _without(free, wants)
+    starts: list[str] = []
+    waits: dict[str, str] = {}
+    unschedulable = False
+    for job in sorted(queued, key=lambda job: (-job.priority, job.number)):
+        if waits:
+            first, why = next(iter(waits.items()))
+            waits[job.job] = behind(first, why)
+        elif missing := _missing(fleet, job.wants):
+            waits[job.job], unschedulable = missing, True
+        elif lacks := _too_little(free, fleet, job.wants):
+            waits[job.job] = lacks
+        elif len(running) + len(starts) >= jobs_max:
+            waits[job.job] = f"{jobs_max} jobs are running, the limit of the service"
+        else:
+            starts.append(job.job)
+            free = _without(free, job.wants)
+    return Decision(tuple(starts), waits, unschedulable)
+
+
+def behind(first: str, why: str) -> str:
+    """Return the reason why a job behind the first one waits."""
+    return f"behind {first}: {why}"
+
+
+def wants_of(sections: Iterable[IslandsSection]) -> Wants:
+    """Return the resources of one island for each of these sections, by node group. A section may occur several times."""
+    wants: dict[str, Resources] = defaultdict(Resources)
+    for section in sections:
+        wants[section.node_group] = wants[section.node_group].plus(Resources(section.cpus, section.accelerators))
+    return dict(wants)
+
+
+def _without(free: Mapping[str, Resources], wants: Wants) -> dict[str, Resources]:
+    return {name: resources.minus(wants.get(name, Resources())) for name, resources in free.items()}
+
+
+def _missing(fleet: Mapping[str, Resources], wants: Wants) -> str | None:
+    """Return what the whole fleet lacks, however many jobs end, because nodes were lost since the submission."""
+    for name, wanted in sorted(wants.items()):
+        if name not in fleet:
+            return f"node group {name} has no nodes"
+        if kind := fleet[name].lacks(wanted):
+            needed, has = getattr(wanted, kind), getattr(fleet[name], kind)
+            return f"it asks for {needed:g} {kind} on {name}, which now has {has:g} in total"
+    return None
+
+
+def _too_little(free: Mapping[str, Resources], fleet: Mapping[str, Resources], wants: Wants) -> str | None:
+    """Return what running jobs currently leave too little of."""
+    for name, wanted in sorted(wants.items()):
+        if kind := free[name].lacks(wanted):
+            needed, left, has = (getattr(resources, kind) for resources in (wanted, free[name], fleet[name]))
+            return f"it asks for {needed:g} {kind} on {name}, where running jobs leave {max(0, left):g} of {has:g}"
+    return None

@@ -38,8 +38,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.clocks import Ages
 from api.jobs.background_loop import ProblemLog, reason_of
+from api.jobs.job_list import ended_at, uses
 from api.jobs.overseer import TAKEN_DOWN
-from api.jobs.retention import ended_at, uses
 from api.jobs.service import Service
 from api.metrics.catalogue import FAMILIES
 from api.metrics.job import Buckets, Sample, samples

@@ -14,10 +14,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from api.http.guard import DOCUMENT
 from api.http.pools import BODY, DOWNLOADS, JOBS, LISTS, PARSING, SUBMITS, chunks_in, in_pool, runs_in
 from api.http.streams import File, Stream
-from api.jobs.job_list import JobList
+from api.jobs.job_list import JobList, Retainer
 from api.jobs.parameters import Parameters
 from api.jobs.path_check import PIECE_BYTES
-from api.jobs.retention import Retainer
 from api.jobs.status_cache import tag_of
 from api.routes.dependencies import (
     ANONYMOUS,

@@ -7,8 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Query, Request
 
 from api.auth.roles import role_of
-from api.auth.store import AccessStore, TokenRow
-from api.auth.tokens import Tokens
+from api.auth.tokens import AccessStore, TokenRow, Tokens
 from api.http.pools import ACCESS, runs_in
 from api.routes.dependencies import ANONYMOUS, Caller
 from api.schemas import AuditEntry, AuditTrail, NewToken, Token, TokenList, TokenOptions

@@ -2,7 +2,7 @@
  * A small set of SVG helpers for plots: scales, ticks, axes. They turn coordinates into elements.
  *
  * A drawing uses the pixels of its panel, so text has the page's size at every width. Colours are classes, which the style
- * sheet defines for light and dark. The same ideas as orchestrator/report/charts.py.
+ * sheet defines for light and dark. The same ideas as orchestrator/report/page.py.
  */
 
 import { h, svg } from "./dom.js";

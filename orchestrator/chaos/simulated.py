@@ -15,8 +15,7 @@ from typing import Any
 
 from orchestrator.accounting import report
 from orchestrator.chaos.plan import LOSS_GAP, ChaosPlan, check_fleet, figures_now
-from orchestrator.chaos.runner import ChaosRunner, Decision, schedule
-from orchestrator.chaos.verdict import Verdict, judge
+from orchestrator.chaos.runner import ChaosRunner, Decision, Verdict, judge, schedule
 from orchestrator.core.events import FaultInjected
 from orchestrator.core.faults import Islandless, Kind, flat
 from orchestrator.core.vocabulary import CommandId, Incarnation, Instant, IslandId, IslandState, JobPolicy

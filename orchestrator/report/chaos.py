@@ -1,6 +1,6 @@
 """Renders the verdict on a chaos plan as one self-contained HTML page.
 
-The input is the verdict of ``chaos.verdict`` as plain data and the report of the job. This module draws the verdict and
+The input is the verdict of ``chaos.runner`` as plain data and the report of the job. This module draws the verdict and
 does not judge anything itself.
 """
 
@@ -10,8 +10,7 @@ from collections.abc import Mapping
 from html import escape
 from typing import Any
 
-from orchestrator.report.charts import goodput_chart, timeline_chart
-from orchestrator.report.page import card, cards, document, header, table, tile, tiles
+from orchestrator.report.page import card, cards, document, goodput_chart, header, table, tile, tiles, timeline_chart
 from orchestrator.report.words import percent, seconds
 
 Plain = Mapping[str, Any]

@@ -11,8 +11,19 @@ from html import escape
 from typing import Any
 
 from orchestrator.core.vocabulary import CloseReason, quorum_of
-from orchestrator.report.charts import goodput_chart, loss_chart, merges_chart, timeline_chart
-from orchestrator.report.page import card, cards, document, header, table, tile, tiles
+from orchestrator.report.page import (
+    card,
+    cards,
+    document,
+    goodput_chart,
+    header,
+    loss_chart,
+    merges_chart,
+    table,
+    tile,
+    tiles,
+    timeline_chart,
+)
 from orchestrator.report.words import count, loss, percent, plural, seconds
 
 Report = Mapping[str, Any]

@@ -1,17 +1,54 @@
-"""The parts that all report pages share: style sheet, document, header, tiles, cards and tables.
+"""The parts that report pages are made of: style sheet, document, header, tiles, cards, tables, and the charts.
 
-A page is one self-contained file: no script, no network. Every colour is a CSS variable with a light and a dark value.
-Functions here escape the text that they are given, except a ``body`` and table cells, which must be HTML already. What the
-pages say is up to ``html`` and ``chaos``.
+A page is one self-contained file: no script, no network. Every colour is a CSS variable with a light and a dark value, so
+one drawing serves both themes. What the pages say is up to ``html`` and ``chaos``. The functions of the page's parts escape
+the text that they are given, except a ``body`` and table cells, which must be HTML already.
+
+There are four charts of a job: loss, islands over time, island time by class, merges. report.json in, SVG out. Below them is
+the vocabulary of SVG that they and ``report.simulated`` share: scales, ticks, axes and marks. Coordinates in, elements as
+strings out. There is no plotting library behind it, because the synchroniser writes reports and should not have to load one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from html import escape
+from itertools import groupby
+from math import ceil, floor, log10
+from typing import Any
 
-from orchestrator.report.charts import parts_bar
+from orchestrator.report.words import count, loss, percent, plain, plural, seconds
 
+WIDTH = 520.0
+"""The width of all charts, in units. They scale with the page, and text is large enough to be readable on a phone."""
+STATES = {
+    "training": "training",
+    "flushed": "flushed, waiting for the end",
+    "catching_up": "catching up",
+    "starting": "building and compiling",
+    "placing": "being placed",
+    "waiting": "waiting for a node",
+    "suspect": "unreachable",
+    "draining": "draining",
+    "lost": "lost, waiting to restart",
+    "failed": "failed",
+    "stopped": "stopped",
+    "drained": "drained",
+    "cordoned": "waiting for its node group",
+}
+CLASSES = {
+    "productive": "productive",
+    "in_flight": "in flight",
+    "discarded": "discarded",
+    "stalled": "stalled",
+    "recovering": "recovering",
+    "starting": "starting",
+    "down": "down",
+}
+Report = Mapping[str, Any]
+HIGH_ROW, LOW_ROW, HIGH_ROWS_MAX = 30.0, 17.0, 24
+"""Row heights of the timeline. Beyond ``HIGH_ROWS_MAX`` islands the rows are low, so that the chart fits a screen or two."""
 _LIGHT = """
 --page:#f5f7f8;--card:#ffffff;--ink:#14242b;--soft:#566a73;--faint:#dfe6e9;--rule:#c3ced3;--accent:#0b7a75;
 --loss:#0b7a75;--training-loss:#8aa4ad;--badput:#c9794a;--bad:#b3372f;
@@ -87,8 +124,275 @@ footer{color:var(--soft);font-size:13px;margin-top:22px}
 .tile .figure{font-size:30px}svg .tick{font-size:14.5px}svg .label{font-size:15px}}
 @media print{body{background:#fff}.card{break-inside:avoid}}
 """
-
 CSS = f":root{{color-scheme:light dark;{_LIGHT}}}@media (prefers-color-scheme:dark){{:root{{{_DARK}}}}}{_LAYOUT}"
+
+
+def loss_chart(report: Report) -> str:
+    """Draw held-out loss against tokens, with the islands' own training loss and the loss of a unigram model."""
+    held_out, training = report["loss_curve"], report["training_loss_curve"]
+    unigram = report.get("loss_unigram")
+    values = [point[1] for point in (*held_out, *training)] + ([unigram] if unigram else [])
+    if not values:
+        return _nothing("Nothing was trained.")
+    low, high = min(values), max(values)
+    margin = 0.08 * (high - low or 1.0)
+    x = Scale(0.0, max((point[0] for point in (*held_out, *training)), default=1.0), 44.0, WIDTH - 12)
+    y = Scale(low - margin, high + margin, 226.0, 10.0)
+    parts = [y_axis(y, x.start, x.stop, plain, 6), x_axis(x, 226.0, count, "tokens trained, all islands")]
+    if len(training) > 1:
+        parts.append(path([(x(p[0]), y(p[1])) for p in training], "training-loss", width=1.2, opacity=0.55))
+    if unigram:
+        parts.append(line(x.start, y(unigram), x.stop, y(unigram), "reference"))
+    if held_out:
+        parts.append(path([(x(p[0]), y(p[1])) for p in held_out], "loss", width=2.4))
+    if unigram:
+        parts.append(text(x.stop, y(unigram) - 6, f"unigram model {loss(unigram)}", anchor="end", kind="tick over"))
+    for tokens, value, at in held_out:
+        parts.append(dot(x(tokens), y(value), 3.0, "loss", f"{loss(value)} at {count(tokens)} tokens, {seconds(at)}"))
+    keys = [("loss", "held-out loss, nats per token"), ("training-loss", "training loss, as the islands report it")]
+    return drawing(264.0, "Loss against tokens", *parts) + legend(keys)
+
+
+def timeline_chart(report: Report) -> str:
+    """Draw one row per island, coloured by state. A cross marks a loss, a ring the first merge afterwards."""
+    islands = [name for name, island in report["islands"].items() if not island.get("spare")]
+    duration = report["duration_s"] or 1.0
+    label_width = min(150.0, 12.0 + 7.2 * max((len(name) for name in islands), default=0))
+    x = Scale(0.0, duration, label_width, WIDTH - 12)
+    row = HIGH_ROW if len(islands) <= HIGH_ROWS_MAX else LOW_ROW
+    bar, height = row * 0.7, 10.0 + row * len(islands)
+    tops = {island: 8.0 + n * row for n, island in enumerate(islands)}
+    parts = [text(label_width - 9, tops[name] + bar / 2 + 4.5, name, anchor="end") for name in islands]
+    shown = set()
+    for island, since, until, state in report["timeline"]:
+        tooltip = f"{island}: {STATES.get(state, state)} for {seconds(until - since)}, from {seconds(since)}"
+        width = max(x(until) - x(since), 0.8)
+        parts.append(box(x(since), tops[island], width, bar, f"state-{state}", tooltip, radius=2))
+        shown.add(state)
+    for recovery in report["recoveries"]:
+        top = tops[recovery["island"]]
+        if recovery["parts"]["detect"]:  # without it, an operator had stopped the island and readmitted it
+            parts.append(_cross(x(recovery["killed_at"]), top - 1.5))
+        if recovery["complete"]:
+            tooltip = f"{recovery['island']} contributed again after {seconds(recovery['total'])}"
+            back_at = recovery["killed_at"] + recovery["total"]
+            ring = element("title", escape(tooltip))
+            parts.append(element("circle", ring, cx=x(back_at), cy=top + bar / 2, r=5.0, class_="ring"))
+    parts.append(x_axis(x, height, plain, "seconds since the job was created"))
+    keys = [(f"state-{state}", name) for state, name in STATES.items() if state in shown]
+    return drawing(height + 40, "Islands over time", *parts) + legend(keys)
+
+
+def goodput_chart(report: Report) -> str:
+    """Draw all island-seconds in one bar by class, and below it the lost time by cause."""
+    spent = report["island_seconds"]
+    total = spent["total"]
+    if not total:
+        return _nothing("No island was placed.")
+    x = Scale(0.0, total, 0.0, WIDTH)
+    parts, at = [], 0.0
+    for name, words in CLASSES.items():
+        if spent[name] > 0.0:
+            tooltip = f"{words}: {seconds(spent[name])}, {percent(spent[name] / total)}"
+            parts.append(
+                box(x(at), 0.0, x(spent[name]) - (1.0 if x(spent[name]) > 2 else 0.0), 34.0, f"class-{name}", tooltip)
+            )
+            at += spent[name]
+    if x(spent["productive"]) > 90:
+        parts.append(text(10.0, 22.0, percent(spent["productive"] / total), kind="inside"))
+    causes = list(report["badput_seconds"].items())[:9]
+    longest = max((value for _, value in causes), default=1.0)
+    bars = Scale(0.0, longest, 0.0, WIDTH - 268)
+    for n, (cause, value) in enumerate(causes):
+        top = 58.0 + 24.0 * n
+        parts.append(text(206.0, top + 12, _shortened(cause), anchor="end", kind="tick"))
+        parts.append(box(214.0, top, max(bars(value), 1.0), 15.0, "badput", f"{cause}: {seconds(value)}"))
+        parts.append(text(220.0 + bars(value), top + 12, seconds(value), kind="tick"))
+    keys = [
+        (f"class-{name}", f"{words} {percent(spent[name] / total)}")
+        for name, words in CLASSES.items()
+        if spent[name] > 0
+    ]
+    chart = drawing(62.0 + 24.0 * len(causes), "Island time by class, and lost time by cause", *parts)
+    return legend(keys) + chart
+
+
+def merges_chart(report: Report) -> str:
+    """Draw the merges of each fragment by number of contributors."""
+    fragments = report["contributors_per_fragment"]
+    highest = max((sum(one.values()) for one in fragments), default=0)
+    if not highest:
+        return _nothing("No fragment has merged.")
+    islands = report["policy"]["islands"]
+    x = Scale(0.0, len(fragments), 40.0, WIDTH - 12)
+    y = Scale(0.0, highest * 1.06, 196.0, 8.0)
+    parts = [y_axis(y, x.start, x.stop, plain)]
+    gap = min(6.0, 0.25 * (x(1) - x(0)))
+    every = max(1, round(len(fragments) / 12))
+    for n, one in enumerate(fragments):
+        below = 0
+        for contributors in range(1, islands + 1):
+            times = one.get(str(contributors), 0)
+            if times:
+                colour = _share_colour(contributors, islands)
+                tooltip = f"fragment {n}: {times} merges of {contributors} islands"
+                top = y(below + times)
+                parts.append(box(x(n) + gap / 2, top, x(1) - x(0) - gap, y(below) - top, colour, tooltip, radius=0.5))
+                below += times
+        if n % every == 0:
+            parts.append(text(x(n + 0.5), 213.0, str(n), anchor="middle", kind="tick"))
+    parts.append(line(x.start, 196.0, x.stop, 196.0, "axis"))
+    parts.append(text(x.stop, 230.0, "fragment", anchor="end", kind="tick"))
+    seen = sorted({int(contributors) for one in fragments for contributors in one})
+    keys = [(colour, _from_to(list(counts))) for colour, counts in groupby(seen, lambda n: _share_colour(n, islands))]
+    return drawing(236.0, "Merges per fragment by number of contributors", *parts) + legend(keys)
+
+
+def _share_colour(contributors: int, islands: int) -> str:
+    return f"share-{max(1, round(5 * contributors / islands))}"
+
+
+def _from_to(counts: list[int]) -> str:
+    """Return the legend of one colour: the numbers of islands that it stands for."""
+    most = plural(counts[-1], "island")
+    return most if len(counts) == 1 else f"{counts[0]} to {most}"
+
+
+def parts_bar(parts: Mapping[str, float]) -> str:
+    """Draw the parts of a recovery side by side, in proportion to their durations."""
+    total = sum(parts.values()) or 1.0
+    spans = (
+        f'<i style="flex:{value / total:.4f};background:var(--part-{name})" title="{name}: {seconds(value)}"></i>'
+        for name, value in parts.items()
+        if value > 0.0
+    )
+    return f'<div class="parts">{"".join(spans)}</div>'
+
+
+def _cross(x: float, y: float) -> str:
+    return element("path", d=f"M{x - 4:.1f} {y - 4:.1f}l8 8m0 -8l-8 8", class_="cross")
+
+
+def _shortened(cause: str) -> str:
+    return cause if len(cause) <= 36 else cause[:35] + "…"
+
+
+def _nothing(why: str) -> str:
+    return f'<p class="nothing">{escape(why)}</p>'
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """A linear map from [low, high] to [start, stop] of the drawing."""
+
+    low: float
+    high: float
+    start: float
+    stop: float
+
+    def __call__(self, value: float) -> float:
+        span = self.high - self.low or 1.0
+        return self.start + (value - self.low) / span * (self.stop - self.start)
+
+    def ticks(self, count: int = 5) -> list[float]:
+        """Return about ``count`` round values inside the range."""
+        span = self.high - self.low
+        if span <= 0.0:
+            return [self.low]
+        raw = span / count
+        power = 10.0 ** floor(log10(raw))
+        step = next(power * factor for factor in (1, 2, 2.5, 5, 10) if power * factor >= raw * 0.999)
+        first = ceil(self.low / step - 1e-9)
+        return [n * step for n in range(first, floor(self.high / step + 1e-9) + 1)]
+
+
+@dataclass(frozen=True, slots=True)
+class LogScale(Scale):
+    """A logarithmic map: equal ratios get equal lengths. ``low`` and ``high`` are above zero."""
+
+    def __call__(self, value: float) -> float:
+        share = log10(value / self.low) / (log10(self.high / self.low) or 1.0)
+        return self.start + share * (self.stop - self.start)
+
+    def ticks(self, count: int = 5) -> list[float]:
+        """Return the powers of ten inside the range. ``count`` is ignored."""
+        first, last = ceil(log10(self.low) - 1e-9), floor(log10(self.high) + 1e-9)
+        return [10.0**power for power in range(first, last + 1)]
+
+
+def element(name: str, *children: str, **attributes: object) -> str:
+    """Return one element. ``_`` in attribute names becomes ``-``, and ``class_`` becomes ``class``."""
+    named = "".join(
+        f' {key.rstrip("_").replace("_", "-")}="{escape(_number(value), quote=True)}"'
+        for key, value in attributes.items()
+        if value is not None
+    )
+    return f"<{name}{named}>{''.join(children)}</{name}>"
+
+
+def text(x: float, y: float, words: str, *, anchor: str = "start", kind: str = "label") -> str:
+    return element("text", escape(words), x=x, y=y, text_anchor=anchor, class_=kind)
+
+
+def line(x1: float, y1: float, x2: float, y2: float, kind: str) -> str:
+    return element("line", x1=x1, y1=y1, x2=x2, y2=y2, class_=kind)
+
+
+def box(x: float, y: float, width: float, height: float, colour: str, title: str = "", radius: float = 1.5) -> str:
+    """Return a filled rectangle with ``title`` as its tooltip."""
+    tooltip = element("title", escape(title)) if title else ""
+    return element(
+        "rect", tooltip, x=x, y=y, width=max(0.0, width), height=height, rx=radius, style=f"fill:var(--{colour})"
+    )
+
+
+def dot(x: float, y: float, radius: float, colour: str, title: str = "") -> str:
+    tooltip = element("title", escape(title)) if title else ""
+    return element("circle", tooltip, cx=x, cy=y, r=radius, style=f"fill:var(--{colour})")
+
+
+def path(points: Iterable[tuple[float, float]], colour: str, *, width: float = 2.0, opacity: float = 1.0) -> str:
+    drawn = "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
+    style = f"stroke:var(--{colour});stroke-width:{width};opacity:{opacity}"
+    return element("path", d=drawn, class_="curve", style=style)
+
+
+def x_axis(scale: Scale, y: float, say: Callable[[float], str], name: str) -> str:
+    """Return a horizontal axis at ``y``: ticks below it, and ``name`` at its right end."""
+    marks = [text(scale(tick), y + 17, say(tick), anchor="middle", kind="tick") for tick in scale.ticks()]
+    named = text(scale.stop, y + 34, name, anchor="end", kind="tick")
+    return line(scale.start, y, scale.stop, y, "axis") + "".join(marks) + named
+
+
+def y_axis(scale: Scale, x: float, until: float, say: Callable[[float], str], count: int = 4) -> str:
+    """Return grid lines from ``x`` to ``until`` with their values on the left."""
+    marks = []
+    for tick in scale.ticks(count):
+        marks.append(line(x, scale(tick), until, scale(tick), "grid"))
+        marks.append(text(x - 7, scale(tick) + 4, say(tick), anchor="end", kind="tick"))
+    return "".join(marks)
+
+
+def drawing(height: float, label: str, *parts: str) -> str:
+    """Return a whole chart. ``label`` is its description for screen readers."""
+    return element(
+        "svg",
+        *parts,
+        viewBox=f"0 0 {WIDTH:g} {height:g}",
+        role="img",
+        aria_label=label,
+        xmlns="http://www.w3.org/2000/svg",
+    )
+
+
+def legend(entries: Sequence[tuple[str, str]]) -> str:
+    """Return colour keys as HTML, so that they wrap like text."""
+    keys = (f'<span class="key"><i style="background:var(--{c})"></i>{escape(name)}</span>' for c, name in entries)
+    return f'<p class="legend">{"".join(keys)}</p>'
+
+
+def _number(value: object) -> str:
+    return f"{value:.2f}".rstrip("0").rstrip(".") if isinstance(value, float) else str(value)
 
 
 def document(title: str, body: str) -> str:

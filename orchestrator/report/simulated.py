@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
-from orchestrator.report.charts import LogScale, Scale, element
+from orchestrator.report.page import LogScale, Scale, element
 from orchestrator.report.words import count, percent
 
 WIDTH = 760.0

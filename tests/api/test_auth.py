@@ -16,8 +16,7 @@ from starlette.routing import Route
 
 from api.app import create_app
 from api.auth.roles import Role
-from api.auth.store import AccessStore
-from api.auth.tokens import REMEMBERED_S, FailureLimit, Tokens
+from api.auth.tokens import REMEMBERED_S, AccessStore, FailureLimit, Tokens
 from api.installation.home import Home
 from api.storage.store import Store
 from orchestrator.errors import Conflict, NotFound

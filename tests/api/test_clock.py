@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api.installation.clock import DATE_AGE_MAX_S, State, offset, own_clock, service_clock, synchronised
+from api.installation.doctor import DATE_AGE_MAX_S, State, offset, own_clock, service_clock, synchronised
 from orchestrator.certificates import folders
 from tests.api.clocks import a_service
 

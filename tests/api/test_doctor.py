@@ -13,8 +13,7 @@ from types import MappingProxyType
 import psutil
 import pytest
 
-from api.installation.clock import CheckResult, State
-from api.installation.doctor import compiled_programs, examine, locked, memory
+from api.installation.doctor import CheckResult, State, compiled_programs, examine, locked, memory
 from api.installation.home import CONFIGS, Home
 from orchestrator.runtime.clusterfile import ClusterFile
 from orchestrator.runtime.embedded import down

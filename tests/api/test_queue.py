@@ -8,7 +8,7 @@ from random import Random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from api.jobs.queue import QueuedJob, Resources, Wants, decide, wants_of
+from api.jobs.dispatcher import QueuedJob, Resources, Wants, decide, wants_of
 from orchestrator.specification.sections import IslandsSection
 from orchestrator.status import NodeGroupRecord
 

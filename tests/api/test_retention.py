@@ -13,8 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from api.clocks import Ages
-from api.jobs.job_list import JobList
-from api.jobs.retention import DAY_S, EndedJob, Retainer, due
+from api.jobs.job_list import DAY_S, EndedJob, JobList, Retainer, due
 from api.jobs.service import Service
 from api.schemas import JobState
 from api.storage.store import Store

@@ -16,8 +16,7 @@ from alembic.migration import MigrationContext
 from sqlalchemy import create_engine, inspect, text
 
 from api.auth.roles import Role
-from api.auth.store import AccessStore, AuditRow
-from api.auth.tokens import Tokens
+from api.auth.tokens import AccessStore, AuditRow, Tokens
 from api.jobs.idempotency import digest_of
 from api.storage.store import MIGRATIONS, Base, CommandRow, DuplicateKey, JobRow, Store, url_of
 from orchestrator.core import commands

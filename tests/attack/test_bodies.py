@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from api.auth.roles import Role
-from api.http.bodies import BODY_BYTES_MAX, limit_of
+from api.http.guard import BODY_BYTES_MAX, limit_of
 from tests.api.installation import Installation
 from tests.attack.ports import CONTROL
 from tests.attack.wire import Wire, log_of, process_of

@@ -17,8 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from api.auth.roles import Role
-from api.auth.store import AccessStore
-from api.auth.tokens import REMEMBERED_S, Tokens
+from api.auth.tokens import REMEMBERED_S, AccessStore, Tokens
 from api.client import Client
 from api.clocks import SET_MIN_S, Ages, ClockWatch, TimeOfDay
 from api.storage.store import Store

@@ -13,7 +13,7 @@ import pytest
 from sqlalchemy import JSON
 
 from api.auth.roles import Role
-from api.auth.store import AuditRow, TokenRow
+from api.auth.tokens import AuditRow, TokenRow
 from api.chaos.store import ChaosRunRow
 from api.storage.store import Base, CommandRow, CordonRow
 from tests.api.installation import Installation

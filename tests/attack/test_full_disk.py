@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from api.installation import doctor
-from api.installation.clock import CheckResult, State
+from api.installation.doctor import CheckResult, State
 from api.installation.home import CONFIGS, Home
 from orchestrator.host.records import write_parameters
 from orchestrator.parameters.tensors import shapes

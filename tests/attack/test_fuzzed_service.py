@@ -21,7 +21,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from api.http.bodies import BODY_BYTES_MAX
+from api.http.guard import BODY_BYTES_MAX
 from orchestrator.specification.config import JobSpec
 from tests.api.installation import ROOT, Installation
 from tests.waiting import PATIENCE_S, wait_until

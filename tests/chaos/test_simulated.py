@@ -9,9 +9,8 @@ import pytest
 from api.chaos.plans import load, plan_file, world_of
 from api.installation.home import CONFIGS
 from orchestrator.chaos.plan import PLANNED
-from orchestrator.chaos.runner import ChaosRunner, schedule
+from orchestrator.chaos.runner import ChaosRunner, judge, schedule
 from orchestrator.chaos.simulated import run
-from orchestrator.chaos.verdict import judge
 from orchestrator.core import events as e
 from orchestrator.core.messages import CaughtUp
 from orchestrator.core.vocabulary import Incarnation

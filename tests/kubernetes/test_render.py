@@ -24,8 +24,7 @@ from pydantic import BaseModel
 from api.commands import nodes
 from api.commands.kubernetes import shipped_files, write_chart
 from orchestrator.errors import ConfigurationError, InvalidJobSpec
-from orchestrator.kubernetes.manifests import Shipped, rendered
-from orchestrator.kubernetes.output import LIVE, chart, schema, yaml_of
+from orchestrator.kubernetes.manifests import LIVE, Shipped, chart, rendered, schema, yaml_of
 from orchestrator.kubernetes.values import Values, read_values
 from orchestrator.runtime.placement import SLICE_LABEL, TOPOLOGY_LABEL, WORKER_LABEL
 from orchestrator.runtime.settings import ray_environment

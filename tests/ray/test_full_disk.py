@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from api.installation.clock import State
+from api.installation.doctor import State
 from orchestrator.core import events as e
 from orchestrator.tape.storage import read_tape
 from tests import forked

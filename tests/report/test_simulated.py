@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from orchestrator.report.charts import LogScale
+from orchestrator.report.page import LogScale
 from orchestrator.report.simulated import Axis, Line, goodput_curves, lines_chart, svg_file, systems_chart
 
 SVG = "{http://www.w3.org/2000/svg}"

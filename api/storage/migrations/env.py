@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from alembic import context
 
-from api.auth import store as auth_store
+from api.auth.tokens import TokenRow
 from api.chaos import store as chaos_store
 from api.storage.store import Base
 
-for table in (auth_store.TokenRow, chaos_store.ChaosRunRow):
+for table in (TokenRow, chaos_store.ChaosRunRow):
     assert table.metadata is Base.metadata, "every table is known before they are compared"
 
 context.configure(

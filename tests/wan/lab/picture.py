@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from html import escape
 
-from orchestrator.report.charts import LogScale, Scale, element, line, text
+from orchestrator.report.page import LogScale, Scale, element, line, text
 from orchestrator.simulation.bandwidth import utilisation
 from tests.wan.lab.outcome import Outcome, methods_of
 from tests.wan.lab.plan import MEGA
