@@ -1,27 +1,33 @@
 """What a trainer needs of a job's text: batches by number, held-out sequences, and a unigram loss to compare with.
 
-Trainers reach data only through this module. It knows nothing of devices, steps or the life of islands. The text is either
-in memory (``corpus``) or in files that are read when needed (``streaming``). Nothing is read before it is needed; then the
-shards, the held-out sequences and the unigram loss share it.
+Trainers reach data only through this module. It knows nothing of devices, steps or the life of islands. The text is in
+memory (``corpus``), in files that are read when needed (``streaming``), or behind a function of a user's package
+(``OwnSource``). Nothing is read before it is needed; then the shards, the held-out sequences and the unigram loss share it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cached_property
-from typing import Protocol
+from functools import cached_property, lru_cache
+from typing import Any, Protocol
 
 import numpy as np
 
 from learners import corpus, tokenizer
 from learners.contract import HeldOutLoss
+from learners.factories import guarded, imported
 from learners.held_out import HeldOutBatch, measure_by_source
 from learners.island_spec import Document, IslandSpec
-from learners.resharding import Draw
+from learners.resharding import Draw, first_count, origins
 from learners.streaming.documents import Unreadable
+from learners.streaming.order import key, shuffled
 from learners.streaming.streamed import Streamed
 from learners.streaming.tokens import Tokens
 from orchestrator.core.vocabulary import DataFlaws
+from orchestrator.errors import ConfigurationError
+
+FREQUENCY_ELEMENTS = 512
+"""How many elements of an own source are counted for the unigram loss."""
 
 
 class Behind(Protocol):
@@ -83,8 +89,92 @@ def _behind(spec: IslandSpec, own: tokenizer.Tokenizer, vocabulary_size: int | N
             return Streamed(spec, own)
         case "tokens":
             return Tokens(spec, vocabulary_size)
+        case source if ":" in source:
+            return OwnSource(spec, vocabulary_size)
         case _:
             return InMemory(spec, own)
+
+
+class OwnSource:
+    """An object with ``__len__`` and ``__getitem__`` from a user's function: element i is one sequence, always the same.
+
+    A part of the elements, chosen by the seed, is held out. The others are dealt to the shards for the whole job, and each
+    shard draws its own in another order in every epoch. Only what is drawn is read.
+    """
+
+    def __init__(self, spec: IslandSpec, vocabulary_size: int | None) -> None:
+        self._spec, self._data, self._seed = spec, spec.job.data, spec.job.seed
+        self._limit = vocabulary_size or spec.job.vocabulary_size or 1 << 31
+        self._name = f"data.source {self._data.source!r}"
+        self._orders = lru_cache(maxsize=4)(lambda shard, epoch, count: shuffled(count, key(self._seed, shard, epoch)))
+
+    def draw(self, shard_index: int, shard_count: int) -> Draw:
+        cut_into = first_count(self._spec.resumptions, shard_count)
+        training = self._split[1]
+        if len(training) < cut_into:
+            detail = f"{self._name} has {len(training):,} elements to train on, too few for {cut_into} islands."
+            raise ConfigurationError(detail=f"{detail} Add elements, or use fewer islands.")
+
+        def sequence(shard: int, number: int) -> np.ndarray:
+            mine = training[shard::cut_into]
+            epoch, within = divmod(number, len(mine))
+            return self._element(int(mine[self._orders(shard, epoch, len(mine))[within]]))
+
+        def draw(number: int) -> np.ndarray:
+            places = origins(self._spec.resumptions, self._spec.batch_size, shard_index, shard_count, number)
+            return np.stack([sequence(*place) for place in places])
+
+        return draw
+
+    def held_out_batches(self, batch_max: int) -> list[HeldOutBatch]:
+        held_out = self._split[0][: self._spec.job.evaluation.sequences]
+        sequences = np.stack([self._element(int(one)) for one in held_out])
+        size = next(size for size in range(batch_max, 0, -1) if len(sequences) % size == 0)
+        return [HeldOutBatch(batch, "", None) for batch in np.split(sequences, len(sequences) // size)]
+
+    def unigram_loss(self) -> float:
+        held_out = np.concatenate([batch.tokens for batch in self.held_out_batches(1)])
+        first = [self._element(int(one)) for one in self._split[1][:FREQUENCY_ELEMENTS]]
+        largest = max(int(held_out.max()), *(int(one.max()) for one in first)) + 1
+        size = self._limit if self._limit < 1 << 31 else largest
+        return corpus.surprise(np.bincount(np.concatenate(first), minlength=size), held_out)
+
+    def flaws(self) -> DataFlaws:
+        return DataFlaws(0)
+
+    @cached_property
+    def _object(self) -> Any:
+        make = guarded(self._name, imported("data.source", self._data.source))
+        data = make(settings=self._data.settings) if self._data.settings else make()
+        if not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
+            detail = f"{self._name} returns an object of type {type(data).__name__} without __len__ and __getitem__."
+            raise ConfigurationError(detail=f"{detail} Return a sequence, such as a Grain RandomAccessDataSource.")
+        return data
+
+    @cached_property
+    def _split(self) -> tuple[np.ndarray, np.ndarray]:
+        """The numbers of the elements that are held out, and of the others."""
+        count = guarded(f"len of {self._name}", len)(self._object)
+        if not 2 <= count < 1 << 31:
+            detail = f"{self._name} has {count:,} elements."
+            raise ConfigurationError(detail=f"{detail} It needs at least 2, and less than 2³¹.")
+        order = shuffled(count, key("held out", self._seed))
+        held_out = min(count // 2, max(1, round(self._data.held_out_ratio * count)))
+        return order[:held_out], order[held_out:]
+
+    def _element(self, number: int) -> np.ndarray:
+        """Return an element: (sequence_length + 1,) int32. Raises ConfigurationError if it is anything else."""
+        element = guarded(f"element {number:,} of {self._name}", lambda: np.asarray(self._object[number]))()
+        length = self._data.sequence_length + 1
+        if element.shape != (length,) or element.dtype.kind not in "iu":
+            detail = f"element {number:,} of {self._name} has the shape {element.shape} and the dtype {element.dtype}"
+            raise ConfigurationError(detail=f"{detail}. Return {length:,} integers: data.sequence_length + 1.")
+        if int(element.min()) < 0 or int(element.max()) >= self._limit:
+            detail = f"element {number:,} of {self._name} has tokens from {element.min()} to {element.max()}, but the "
+            remedy = "Set model.vocabulary_size to the tokenizer's."
+            raise ConfigurationError(detail=f"{detail}model's vocabulary has {self._limit:,}. {remedy}")
+        tokens: np.ndarray = element.astype(np.int32)
+        return tokens
 
 
 class InMemory:

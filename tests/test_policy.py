@@ -19,7 +19,7 @@ from orchestrator.simulation import whatif, worldfile
 from orchestrator.simulation.plan import sample_policy
 from orchestrator.specification import policy_source
 from orchestrator.specification.config import JobSpec, parse_job
-from orchestrator.specification.derived import instance_of
+from orchestrator.specification.policy_source import instance_of
 from tests.swarm import configurations
 
 LIMITS = StepLimits()

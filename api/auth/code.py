@@ -1,8 +1,8 @@
 """The packages whose code a job may name; no others are imported. Pure.
 
-``model.factory``, ``training.inner_optimizer.factory`` and ``trainer`` are ``package.module:function`` and run in every
-island with the rights of the service's user. They are accepted only from the packages named when the service was started
-(``atoll up --allow PACKAGE``) and from ``learners``. An entry allows a package and everything in it.
+``model.factory``, ``training.inner_optimizer.factory``, ``data.source`` and ``trainer`` may be ``package.module:function``,
+which runs in every island with the rights of the service's user. Such code is accepted only from the packages named when the
+service was started (``atoll up --allow PACKAGE``) and from ``learners``. An entry allows a package and everything in it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ def code_problems(document: Mapping[str, Any], packages: Sequence[str]) -> tuple
 
     The specification may have other problems.
     """
+    source = _at(document, "data", "source")
     named = (
+        ("data.source", source if isinstance(source, str) and ":" in source else None, "Use files"),
         ("model.factory", _at(document, "model", "factory"), "Use a preset"),
         ("training.inner_optimizer.factory", _at(document, "training", "inner_optimizer", "factory"), "Use a kind"),
         ("trainer", document.get("trainer"), "Leave it out"),

@@ -1,4 +1,7 @@
-"""`atoll check`: what a job would run, and all problems of its specification, before anything runs. Needs no service."""
+"""`atoll check`: what a job would run, and all problems of its specification, before anything runs. Needs no service.
+
+`atoll import` writes a specification from another framework's configuration.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from api.commands.common import HomeOption, PackagesOption, UrlOption, connect, echo, echo_json, say
+from api.commands.common import HomeOption, PackagesOption, UrlOption, connect, echo, echo_json, echo_lines, say
 from api.installation.home import DEFAULT_HOME
 from orchestrator.system import python_process, user_packages
 from orchestrator.system.plain import counted
@@ -62,6 +65,64 @@ def check(
     for name, text in _lines(facts):
         echo(f"{name:<13} {text}")
     say(f"{file} can be submitted" if not unchecked else f"{file} has no problems in what was checked")
+
+
+def import_(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A configuration, or a script that starts training.")],
+    framework: Annotated[
+        str | None,
+        typer.Option(
+            "--framework",
+            metavar="NAME",
+            help="torchtitan, maxtext, opendiloco, prime or yeto.",
+            show_default="recognised by the settings' names",
+        ),
+    ] = None,
+    node_group: Annotated[
+        str, typer.Option("--node-group", metavar="NAME", help="Node group of the islands.")
+    ] = "default",
+    devices: Annotated[int, typer.Option("--devices", min=1, max=4096, help="Accelerators of one island.")] = 1,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", help="Write the job there.", show_default="print it"),
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the job and the settings that it lacks as JSON.")
+    ] = False,
+) -> None:
+    """Make a job specification from a configuration of torchtitan, MaxText, OpenDiLoCo, prime or yeto.
+
+    Settings for which a job has no equivalent are listed with what to do. A script is not executed: the last command in it
+    that starts training counts. Batches per device are multiplied by `--devices`.
+    """
+    from orchestrator.errors import ConfigurationError
+    from orchestrator.specification import recipes
+
+    if framework is not None and framework not in recipes.FRAMEWORKS:
+        raise typer.BadParameter(f"{framework!r} is unknown. Use {', '.join(recipes.FRAMEWORKS)}.")
+    try:
+        with open(file, "rb") as opened:
+            content = opened.read(recipes.RECIPE_BYTES_MAX + 1)
+    except OSError as error:
+        raise ConfigurationError(detail=f"{file} cannot be read: {error.strerror}. Check the path.") from error
+    recipe = recipes.read(content, file.name, framework, devices, node_group)
+    if as_json:
+        echo_json(json.dumps(recipe.as_dict(), indent=2))
+    elif output is None:
+        echo_lines(recipe.yaml(), nl=False)
+    if output is not None:
+        try:
+            with open(output, "x", encoding="utf-8") as written:
+                written.write(recipe.yaml())
+        except FileExistsError as error:
+            message = f"{output} exists already. Name another file, or remove it."
+            raise ConfigurationError(detail=message) from error
+    for one in recipe.unmatched:
+        say(f"no equivalent: {one}")
+    if recipe.operational:
+        say(f"left out, without effect on training: {', '.join(recipe.operational)}")
+    if output is not None:
+        say(f"{output} is written; see `atoll check {output}`")
 
 
 def _accepted(
@@ -218,3 +279,4 @@ def _lines(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 def register(app: typer.Typer) -> None:
     app.command(rich_help_panel="Jobs")(check)
+    app.command("import", rich_help_panel="Jobs")(import_)

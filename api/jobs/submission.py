@@ -143,6 +143,7 @@ def _after(stage: Stage, spec: JobSpec, problems: list[Problem]) -> tuple[JobSpe
 def absent_functions(spec: JobSpec) -> list[Problem]:
     """Return a problem for each named function that its module certainly lacks."""
     named = (
+        ("data.source", spec.data.source if spec.data.is_own else None),
         ("model.factory", spec.model.factory),
         ("training.inner_optimizer.factory", spec.training.inner_optimizer.factory),
         ("trainer", spec.trainer),

@@ -25,7 +25,7 @@ from orchestrator.core.commands import Inject
 from orchestrator.core.faults import CLASSES, JobFault, Kind
 from orchestrator.specification import documents
 from orchestrator.specification.bounds import PRINTABLE, BytesPerSecond, HostNumber, Section
-from orchestrator.specification.derived import section_of
+from orchestrator.specification.policy_source import section_of
 
 runs_router = APIRouter(prefix="/v1", tags=["chaos"], route_class=runs_in(JOBS))
 RUNS = "/jobs/{job}/chaos/runs"

@@ -41,10 +41,14 @@ from orchestrator.text.file_kinds import (
     Compression,
     Format,
     Misfit,
+    NotText,
+    NotUtf8,
     kind_of,
+    plain_line,
+    text_of,
+    utf8,
     window_too_large,
 )
-from orchestrator.text.text_records import NotText, NotUtf8, plain_line, text_of, utf8
 
 EXPANSION_MAX = 1000
 """The most bytes per stored byte: compressed text has up to a hundred."""

@@ -41,6 +41,7 @@ SAME = (
     ("data", "files"),
     ("data", "sources"),
     ("data", "text_field"),
+    ("data", "settings"),
     ("data", "samples"),
     ("data", "sequence_length"),
     ("data", "held_out_ratio"),
@@ -66,6 +67,7 @@ LATER: Mapping[tuple[str, ...], Any] = {
     ("training", "inner_optimizer", "kind"): "adamw",
     ("data", "sources"): [],
     ("data", "samples"): None,
+    ("data", "settings"): {},
     TOKENIZER: "bytes",
     ("data", "begin_token"): "none",
 }

@@ -58,7 +58,7 @@ from orchestrator.specification.bounds import (
     WordOrNone,
 )
 from orchestrator.specification.config import JobSpec
-from orchestrator.specification.derived import instance_of, section_of
+from orchestrator.specification.policy_source import instance_of, section_of
 from orchestrator.specification.validation import omitted_count, problems_of
 from orchestrator.system.plain import some_of
 

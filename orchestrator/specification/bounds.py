@@ -7,9 +7,10 @@ are beside the fields (``config``, ``chaos.plan``). All sections of a specificat
 
 from __future__ import annotations
 
-from typing import Annotated
+import math
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 
 class Section(BaseModel):
@@ -38,9 +39,40 @@ PATTERN_WORDS = {
 }
 """The description of each pattern in messages, after "must be"."""
 
+SETTINGS_DEPTH_MAX, SETTINGS_COUNT_MAX, SETTINGS_CHARACTERS_MAX = 8, 1_000, 10_000
+
+
+def _bounded(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings if they are plain data within the limits. Raises ValueError."""
+    waiting, count = [(settings, 1)], 0
+    while waiting:
+        value, depth = waiting.pop()
+        count += 1
+        if depth > SETTINGS_DEPTH_MAX:
+            raise ValueError(f"is nested more than {SETTINGS_DEPTH_MAX} deep; write it flatter")
+        if count > SETTINGS_COUNT_MAX:
+            raise ValueError(f"has more than {SETTINGS_COUNT_MAX:,} values; put them into a file, and name that")
+        if isinstance(value, dict):
+            if not all(isinstance(key, str) and len(key) <= SETTINGS_CHARACTERS_MAX for key in value):
+                raise ValueError("has a key that is no text, or a long one; use texts")
+            waiting += [(inner, depth + 1) for inner in value.values()]
+        elif isinstance(value, list | tuple):
+            waiting += [(inner, depth + 1) for inner in value]
+        elif isinstance(value, str):
+            if len(value) > SETTINGS_CHARACTERS_MAX:
+                raise ValueError(f"has a text of more than {SETTINGS_CHARACTERS_MAX:,} characters; put it into a file")
+        elif not (
+            value is None or isinstance(value, bool | int) or (isinstance(value, float) and math.isfinite(value))
+        ):
+            raise ValueError(f"has {value!r}, which is no finite number; leave it out")
+    return settings
+
+
 REMARK_CHARACTERS_MAX = 10_000
 
 Name = Annotated[str, Field(pattern=_NAME)]
+Settings = Annotated[dict[str, Any], AfterValidator(_bounded)]
+"""Plain data for a function of a user's package, which alone knows what it means."""
 NodeGroups = Annotated[
     tuple[Name, ...],
     Field(max_length=100, description="where the synchroniser runs, first choice first; if empty, on the head"),

@@ -296,6 +296,13 @@ def _source_problems(job: JobSpec) -> Iterable[Problem]:
         yield Problem("data.samples", message, "Leave it out, or set data.source to tokens.")
 
 
+def _own_source_problems(job: JobSpec) -> Iterable[Problem]:
+    data = job.data
+    if data.settings and not data.is_own:
+        message = f"are given, but data.source is {data.source}, which takes none."
+        yield Problem("data.settings", message, "Leave them out, or name package.module:function in data.source.")
+
+
 def _source_name_problems(job: JobSpec) -> Iterable[Problem]:
     if twice := [name for name, uses in Counter(one.name for one in job.data.sources).items() if uses > 1]:
         yield Problem("data.sources", f"has the name {twice[0]!r} twice.", "Give each source its own name.")
@@ -557,6 +564,7 @@ RULES: tuple[Callable[[JobSpec], Iterable[Problem]], ...] = (
     _budget_problems,
     _trainable_problems,
     _data_problems,
+    _own_source_problems,
     _source_problems,
     _source_name_problems,
     _text_file_problems,

@@ -32,6 +32,7 @@ from orchestrator.specification.bounds import (
     SampleCount,
     SequenceCount,
     SequenceLength,
+    Settings,
     SourceWeight,
     StepCountOrNone,
     StoredBytes,
@@ -208,6 +209,10 @@ class DataSection(Section):
     each row) and Megatron-LM's `.bin`, with its `.idx` beside it. The tokens are drawn as they are, in the order of
     Megatron-LM's ``GPTDataset``. Without ``held_out`` of a source, its last documents are held out.
 
+    ``source: package.module:function`` calls a function of an installed package, which returns an object with ``__len__``
+    and ``__getitem__``, such as a Grain ``RandomAccessDataSource``. Each element is one sequence: ``sequence_length`` + 1
+    integers.
+
     The commands of ``atoll`` accept paths relative to the specification; over REST they must be absolute, or URLs of a store
     (s3://…, gs://…). The node of every island must be able to read the files, below a root (`atoll up --data`). The same
     applies to ``tokenizer``, which is `bytes`, a `tokenizer.json` of Hugging Face's tokenizers or a `.model` of
@@ -215,7 +220,10 @@ class DataSection(Section):
     read it, and the length of an epoch is estimated if an island's part of a source has more than 1 GiB.
     """
 
-    source: Literal["builtin", "files", "streamed", "tokens"] = "builtin"
+    source: Literal["builtin", "files", "streamed", "tokens"] | Function = "builtin"
+    settings: Settings = Field(
+        default_factory=dict, description="for a source of your own: what its function gets as the keyword `settings`"
+    )
     files: Annotated[tuple[Location, ...], Field(max_length=FILES_MAX)] = ()
     sources: Annotated[tuple[SourceSection, ...], Field(max_length=SOURCES_MAX)] = ()
     text_field: Word = Field(default="text", description="for source: files")
@@ -253,6 +261,11 @@ class DataSection(Section):
         description="unreadable records (not UTF-8, or without text) and pieces of files that an island may skip; one more "
         "ends the job",
     )
+
+    @property
+    def is_own(self) -> bool:
+        """Return whether a function of a package has the data."""
+        return ":" in self.source
 
 
 class OptimizerGroupSection(Section):

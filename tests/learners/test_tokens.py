@@ -7,9 +7,10 @@ import struct
 import numpy as np
 import pytest
 
+from api.auth.code import code_problems
 from learners.streaming.tokens import GptOrder, OrderSize, held_back
 from learners.text import Text
-from orchestrator.errors import ConfigurationError
+from orchestrator.errors import ConfigurationError, InvalidJobSpec
 from orchestrator.specification.config import parse_job
 from orchestrator.specification.data_check import data_problems
 from orchestrator.system.roots import AllowedRoots
@@ -241,8 +242,6 @@ def test_files_that_do_not_fit_are_refused_at_submission(tmp_path, make_job) -> 
 
 
 def test_names_that_are_never_tokens_are_refused_before_any_file_is_opened(make_job) -> None:
-    from orchestrator.errors import InvalidJobSpec
-
     sources = [{"name": "web", "files": ["/a/web.idx", "/a/web.jsonl", "s3://a/web.npy"]}]
     with pytest.raises(InvalidJobSpec) as refused:
         parse_job(make_job(data={"source": "tokens", "sources": sources}))
@@ -252,3 +251,93 @@ def test_names_that_are_never_tokens_are_refused_before_any_file_is_opened(make_
     assert "is in a store" in named[2]
     with pytest.raises(InvalidJobSpec, match=r"If they are tokens, set data\.source to tokens"):
         parse_job(make_job(data={"source": "streamed", "sources": [{"name": "web", "files": ["/a/web.npy"]}]}))
+
+
+# ── a source of one's own ─────────────────────────────────────────────────────────────────────────────────────────────
+
+OWN = """
+import numpy as np
+
+class Rows:
+    def __init__(self, count, length):
+        self.count, self.length = count, length
+    def __len__(self):
+        return self.count
+    def __getitem__(self, number):
+        if number == 77:
+            raise OSError("no such row")
+        return np.full(self.length, number, np.uint16)
+
+def rows(settings):
+    return Rows(settings["count"], settings.get("length", 9))
+
+def nothing():
+    return object()
+"""
+
+
+@pytest.fixture
+def make_own(make_job, tmp_path, monkeypatch):
+    (tmp_path / "mylab_rows.py").write_text(OWN)
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def make(source="mylab_rows:rows", legs=(), **settings):
+        data = {"source": source, "sequence_length": LENGTH, "held_out_ratio": 0.1, "settings": settings}
+        spec = make_job(data=data, training={"batch_size": 2}, model={"vocabulary_size": VOCABULARY})
+        return Text({**spec, "legs": legs, "roots": AllowedRoots()}, VOCABULARY)
+
+    return make
+
+
+def test_elements_of_ones_own_source_are_drawn_once_an_epoch_by_one_island(make_own) -> None:
+    text = make_own(count=60)
+    held_out = {int(batch[0, 0]) for batch in text.held_out_batches(1)}
+    shards = [[sequence[0] for sequence in drawn(make_own(count=60), shard, 2, 27)] for shard in range(2)]
+    first, second = (set(shard) for shard in shards)
+    assert len(held_out) == 6
+    assert not first & second
+    assert first | second | held_out == set(range(60))
+    for shard in shards:
+        assert sorted(shard[:27]) == sorted(shard[27:])
+        assert shard[:27] != shard[27:]
+    assert drawn(make_own(count=60), 1, 2, 27)[30] == [shards[1][30]] * 9
+
+
+def test_a_resumed_job_continues_ones_own_source(make_own) -> None:
+    before = [one[0] for shard, cursor in ((0, 5), (1, 3)) for one in drawn(make_own(count=70), shard, 2, cursor)]
+    resumed = make_own(count=70, legs=[(2, (5, 3))])
+    after = [one[0] for shard in range(3) for one in drawn(resumed, shard, 3, 5)]
+    assert len({*before, *after}) == len(before) + len(after) == 16 + 30
+
+
+def test_what_a_source_of_ones_own_does_wrong_is_named(make_own) -> None:
+    for words, text in (
+        (r"element \d+ of data.source 'mylab_rows:rows' has the shape \(5,\)", make_own(count=60, length=5)),
+        (r"has 1 elements. It needs at least 2", make_own(count=1)),
+        (r"raises KeyError", make_own(other=1)),
+        (r"has tokens from \d+ to \d+, but the model's vocabulary has 2,000", make_own(count=30_000)),
+        (r"returns an object of type object without __len__", make_own("mylab_rows:nothing")),
+        (r"cannot be imported", make_own("mylab_rows:missing")),
+    ):
+        with pytest.raises(ConfigurationError, match=words):
+            drawn(text, 0, 1, 200)
+
+
+def test_settings_are_plain_data_and_for_ones_own_source_alone(make_job) -> None:
+    def refused(**data) -> str:
+        with pytest.raises(InvalidJobSpec) as error:
+            parse_job(make_job(data=data))
+        return str(error.value)
+
+    assert "data.settings: are given, but data.source is builtin, which takes none" in refused(settings={"a": 1})
+    deep: dict = {}
+    for _ in range(9):
+        deep = {"a": deep}
+    assert "nested more than 8 deep" in refused(source="a:b", settings=deep)
+    assert "more than 1,000 values" in refused(source="a:b", settings={"a": [0] * 1_001})
+
+
+def test_the_code_of_ones_own_source_must_be_of_an_allowed_package() -> None:
+    (problem,) = code_problems({"data": {"source": "mylab_rows:rows"}}, ("learners",))
+    assert problem.path == "data.source"
+    assert code_problems({"data": {"source": "streamed"}}, ("learners",)) == ()
