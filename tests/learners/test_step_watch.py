@@ -1,4 +1,7 @@
-"""The watch over an island's loop: it reports a step that does not end, and takes no sleeping machine for one."""
+"""The watch over an island's loop: it reports a step that does not end, and takes no sleeping machine for one.
+
+An island that nobody listens to ends itself in time, and not while somebody does.
+"""
 
 from __future__ import annotations
 

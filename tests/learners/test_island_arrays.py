@@ -1,4 +1,4 @@
-"""What is restored of flattened arrays is what they were, whatever their types and shapes."""
+"""Arrays of an island: the arithmetic of adoption in float32, and flattening, which restores all types and shapes."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from learners.island_arrays import mixed, update
 from learners.plain_arrays import ALIGNMENT_BYTES, flattened, restored
 from orchestrator.errors import DataError
 
@@ -40,3 +41,14 @@ def test_a_table_of_other_bytes_is_refused(missing: int) -> None:
     table, content = flattened(ARRAYS)
     with pytest.raises(DataError, match="announced"):
         restored(table, content[:-missing])
+
+
+def value(number: float) -> dict[str, np.ndarray]:
+    return {"a": np.full(3, number, np.float32)}
+
+
+def test_the_arithmetic_of_the_rules() -> None:
+    published, own, since = value(5.0), value(3.0), value(2.0)
+    assert own["a"][0] + update(published, since)["a"][0] == pytest.approx(6.0)
+    assert mixed(published, own, 0.25)["a"][0] == pytest.approx(0.25 * 3.0 + 0.75 * 5.0)
+    assert mixed(published, own, 0.25)["a"].dtype == update(published, since)["a"].dtype == np.float32
