@@ -25,7 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec, use_abstract_mesh
 
-from learners import compilation_cache, inner_step, mesh, model, optimizers, shards
+from learners import compilation_cache, inner_step, mesh, model, optimizer_settings, optimizers, shards
 from learners.contract import Arrays, HeldOutLoss, HeldPart, HostCopy, StepResult
 from learners.inner_step import DescentCheck
 from learners.island_spec import Document, IslandSpec
@@ -167,7 +167,7 @@ class JaxTrainer:
     def step(self, schedule_step: int) -> StepResult:
         self._allocate()
         batch = self.on_devices(self._batch())
-        scale = np.float32(optimizers.update_scale(self._inner, self._horizon_steps, schedule_step))
+        scale = np.float32(optimizer_settings.update_scale(self._inner, self._horizon_steps, schedule_step))
         self._parameters, self._state, loss, slope = self.program(self._parameters, self._state, batch, scale)
         self._cursor += 1
         self._batch()  # draw the next batch while the devices work

@@ -25,12 +25,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from learners import optimizers
 from learners.factories import called, guarded
 from learners.island_spec import Document, IslandSpec
 from learners.models import decoder
 from learners.models.model import AXES, Frozen, Logits, Model, Tensors, losses
 from learners.models.plain import transformer
+from learners.optimizer_settings import use_of
 from orchestrator.errors import ConfigurationError, InvalidJobSpec
 from orchestrator.models import trainable
 from orchestrator.models.huggingface.weights import Weights, described
@@ -85,7 +85,7 @@ def _partly_trained(whole: Model, section: TrainableSection, seed: int) -> Model
     drawn = cache(lambda: dict(whole.initialise(seed)))
     tensors = jax.eval_shape(partial(whole.initialise, seed)) if whole.traceable else drawn()
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    is_matrix = {name: optimizers.use_of(name, len(shape), whole.roles) == "matrix" for name, shape in shapes.items()}
+    is_matrix = {name: use_of(name, len(shape), whole.roles) == "matrix" for name, shape in shapes.items()}
     matrices = {name: shape for name, shape in shapes.items() if is_matrix[name]}
     if problems := tuple(section.problems_with(matrices, shapes)):
         raise InvalidJobSpec(problems=problems)

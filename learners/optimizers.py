@@ -12,31 +12,15 @@ Every moment with a tensor's shape is in a tree like that of the parameters, und
 cut, sent and sharded like parameters. What an optimizer keeps in other shapes, such as a count, or Adafactor's factors of
 rows and columns, belongs to no tensor and is sent as a whole.
 
-A group of settings names tensors by a pattern, by their use, or by both. The first group that fits a tensor applies to it.
-
-   embedding  its rows are looked up, or scored, one by one
-   matrix     two dimensions, besides those that number layers and experts
-   vector     everything else: gains, biases, and stacks of them
-
-The learning rate is a pure function of the position in the schedule. It is not part of an optimizer's state: the schedule
-follows what the whole job has trained (``orchestrator.replica.replica``), an optimizer's moments what this island has. So it
-is computed outside and passed to each step.
-
-   cosine  warm-up, then half a cosine down to lr · lr_final_ratio at the horizon
-   linear  warm-up, then a line down to it
-   wsd     warm-up, constant, and a line down to it over the last ``decay_ratio`` of the horizon
+Which settings apply to a tensor, and the scale of a step, are computed in ``learners.optimizer_settings``.
 
 This module knows nothing of fragments, islands or devices. Sources: AdamW, arXiv:1711.05101; Muon, arXiv:2502.16982; Lion,
-arXiv:2302.06675; Adafactor, arXiv:1804.04235; cosine, arXiv:1608.03983; warm-up, stable, decay, arXiv:2404.06395. All
-directions are optax's.
+arXiv:2302.06675; Adafactor, arXiv:1804.04235. All directions are optax's.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from typing import Any
 
 import jax
@@ -45,9 +29,10 @@ import optax
 from optax import contrib
 
 from learners.factories import called, guarded
+from learners.optimizer_settings import TensorSettings, settings_of, use_of
 from orchestrator.errors import ConfigurationError
 from orchestrator.parameters.pieces import BY_NAME, Roles, role_of
-from orchestrator.specification.training_sections import InnerOptimizerSection, OptimizerGroupSection
+from orchestrator.specification.training_sections import InnerOptimizerSection
 
 MUON_RMS = 0.2
 """The root mean square of an update of Muon, as in AdamW, so that both use the same learning rate.
@@ -55,92 +40,6 @@ MUON_RMS = 0.2
 Source: arXiv:2502.16982, section 2.2.
 """
 Tensors = Mapping[str, jax.Array]
-
-
-def learning_rate(section: InnerOptimizerSection, horizon_steps: int, step: int) -> float:
-    """Return the learning rate of the inner step that starts at step ``step`` of the schedule (0 for the first).
-
-    ``section`` is ``training.inner_optimizer`` of the job specification. Linear from lr / warm-up to lr over
-    ``warmup_steps``, then by ``schedule``; constant from ``horizon_steps`` on.
-    """
-    peak: float = section.lr
-    warmup: int = section.warmup_steps
-    if step < warmup:
-        return peak * (step + 1) / warmup
-    floor: float = section.lr_final_ratio
-    schedule = section.schedule
-    if schedule == "wsd":
-        decay_steps = section.decay_ratio * horizon_steps
-        left = (horizon_steps - step) / decay_steps if decay_steps else math.inf
-        return peak * (floor + (1 - floor) * min(1.0, max(0.0, left)))
-    progress = min(1.0, (step - warmup) / max(1, horizon_steps - warmup))
-    if schedule == "linear":
-        return peak * (1 - (1 - floor) * progress)
-    return peak * (floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * progress)))
-
-
-def update_scale(section: InnerOptimizerSection, horizon_steps: int, step: int) -> float:
-    """Return the factor of the optimizer's update in the inner step that starts at ``step`` of the schedule.
-
-    The updates of a kind have no learning rate, so this is the learning rate. A factory's optimizer has its own, of which
-    this is the fraction: from 1 / warm-up to 1, then down to ``lr_final_ratio``.
-    """
-    lr = learning_rate(section, horizon_steps, step)
-    return lr / section.lr if section.factory else lr
-
-
-@dataclass(frozen=True, slots=True)
-class TensorSettings:
-    """Settings of a tensor. ``lr_ratio`` multiplies the learning rate; weight decay is lr · lr_ratio · weight_decay · θ."""
-
-    use: str
-    lr_ratio: float
-    weight_decay: float
-
-
-def use_of(tensor: str, dimension_count: int, roles: Roles) -> str:
-    """Return the use of the tensor: ``embedding``, ``matrix`` or ``vector``."""
-    role = role_of(tensor, dimension_count, roles)
-    if role.embedding:
-        return "embedding"
-    return "matrix" if dimension_count - role.stacked_axes == 2 else "vector"
-
-
-def settings_of(
-    dimension_counts: Mapping[str, int], section: InnerOptimizerSection, roles: Roles
-) -> dict[str, TensorSettings]:
-    """Return the settings of every tensor, by name. ``section`` is ``training.inner_optimizer`` of the job specification.
-
-    A group without a weight decay has the general one, unless the tensor's role excludes it.
-
-    Raises ConfigurationError for a group that is not the first to fit any tensor: its pattern is misspelt, or earlier groups
-    take all its tensors.
-    """
-    groups = section.groups
-    fitting: set[int] = set()
-    settings = {}
-    for name, dimension_count in dimension_counts.items():
-        use = use_of(name, dimension_count, roles)
-        index = next((i for i, group in enumerate(groups) if _fits(group, name, use)), None)
-        decay = section.weight_decay if role_of(name, dimension_count, roles).decays else 0.0
-        if index is None:
-            settings[name] = TensorSettings(use, 1.0, decay)
-            continue
-        fitting.add(index)
-        own = groups[index].weight_decay
-        settings[name] = TensorSettings(use, groups[index].lr_ratio, decay if own is None else own)
-    if idle := sorted(set(range(len(groups))) - fitting):
-        names = ", ".join(sorted(dimension_counts)[:4])
-        raise ConfigurationError(
-            detail=f"training.inner_optimizer.groups.{idle[0]} applies to no tensor. Its tensors and role must fit one that "
-            f"no earlier group takes; the model's tensors are called {names}, …"
-        )
-    return settings
-
-
-def _fits(group: OptimizerGroupSection, name: str, use: str) -> bool:
-    pattern, role = group.tensors, group.role
-    return (pattern is None or fnmatchcase(name, pattern)) and (role is None or role == use)
 
 
 def build(section: InnerOptimizerSection, roles: Roles = BY_NAME) -> optax.GradientTransformation:

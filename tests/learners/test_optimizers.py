@@ -11,6 +11,7 @@ from optax.contrib import MuonDimensionNumbers
 
 from learners import optimizers
 from learners.inner_step import DescentCheck
+from learners.optimizer_settings import learning_rate, update_scale
 from orchestrator.errors import ConfigurationError
 from orchestrator.parameters.pieces import Role
 from orchestrator.specification.config import parse_job
@@ -27,22 +28,22 @@ def test_the_learning_rate_is_optaxs_warm_up_and_cosine():
         init_value=0.0, peak_value=0.1, warmup_steps=10, decay_steps=100, end_value=0.02
     )
     for step in range(10, 130):
-        assert optimizers.learning_rate(SECTION, 100, step) == pytest.approx(float(reference(step)), rel=1e-5)
+        assert learning_rate(SECTION, 100, step) == pytest.approx(float(reference(step)), rel=1e-5)
     for step in range(10):  # ours trains from the first step on: its step 0 is optax's step 1
-        assert optimizers.learning_rate(SECTION, 100, step) == pytest.approx(float(reference(step + 1)), rel=1e-5)
+        assert learning_rate(SECTION, 100, step) == pytest.approx(float(reference(step + 1)), rel=1e-5)
 
 
 def test_without_warm_up_and_past_the_horizon_the_rate_is_still_defined():
     for schedule in ("cosine", "linear", "wsd"):
         cold = section(lr=0.1, lr_final_ratio=0.2, warmup_steps=0, schedule=schedule)
-        assert optimizers.learning_rate(cold, 1, 0) == pytest.approx(0.1)
-        assert optimizers.learning_rate(cold, 100, 10**6) == pytest.approx(0.02)
+        assert learning_rate(cold, 1, 0) == pytest.approx(0.1)
+        assert learning_rate(cold, 100, 10**6) == pytest.approx(0.02)
 
 
 def test_the_linear_rate_is_optaxs_line() -> None:
     line = optax.linear_schedule(0.1, 0.02, transition_steps=90)
     rates = [
-        optimizers.learning_rate(section(lr=0.1, lr_final_ratio=0.2, warmup_steps=10, schedule="linear"), 100, step)
+        learning_rate(section(lr=0.1, lr_final_ratio=0.2, warmup_steps=10, schedule="linear"), 100, step)
         for step in range(10, 120)
     ]
     assert rates == pytest.approx([float(line(step)) for step in range(110)], rel=1e-5)
@@ -51,10 +52,10 @@ def test_the_linear_rate_is_optaxs_line() -> None:
 def test_the_wsd_rate_is_constant_up_to_its_last_part() -> None:
     wsd = section(lr=0.1, lr_final_ratio=0.2, warmup_steps=10, schedule="wsd", decay_ratio=0.25)
     line = optax.linear_schedule(0.1, 0.02, transition_steps=25, transition_begin=75)
-    rates = [optimizers.learning_rate(wsd, 100, step) for step in range(10, 120)]
+    rates = [learning_rate(wsd, 100, step) for step in range(10, 120)]
     assert rates == pytest.approx([float(line(step)) for step in range(10, 120)], rel=1e-5)
     never = section(lr=0.1, warmup_steps=0, schedule="wsd", decay_ratio=0.0)
-    assert [optimizers.learning_rate(never, 100, step) for step in (0, 99, 500)] == [0.1] * 3
+    assert [learning_rate(never, 100, step) for step in (0, 99, 500)] == [0.1] * 3
 
 
 TENSORS = {
@@ -211,10 +212,10 @@ def test_a_setting_that_the_factory_never_reads_is_refused(field: str) -> None:
 
 def test_a_factorys_updates_are_scaled_by_the_part_of_the_schedule_that_they_are_at() -> None:
     own = section(factory=f"{__name__}:whole", lr=0.1, lr_final_ratio=0.2, warmup_steps=10)
-    assert optimizers.update_scale(own, 100, 0) == pytest.approx(0.1)
-    assert optimizers.update_scale(own, 100, 10) == pytest.approx(1.0)
-    assert optimizers.update_scale(own, 100, 100) == pytest.approx(0.2)
-    assert optimizers.update_scale(SECTION, 100, 0) == optimizers.learning_rate(SECTION, 100, 0)
+    assert update_scale(own, 100, 0) == pytest.approx(0.1)
+    assert update_scale(own, 100, 10) == pytest.approx(1.0)
+    assert update_scale(own, 100, 100) == pytest.approx(0.2)
+    assert update_scale(SECTION, 100, 0) == learning_rate(SECTION, 100, 0)
 
 
 @pytest.mark.parametrize("kind", REFERENCES)

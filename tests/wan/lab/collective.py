@@ -113,12 +113,12 @@ class Learner:
         return np.concatenate([np.asarray(gradient[name]).ravel() for name in sorted(self._shapes)])
 
     def descend(self, gradient: Vector) -> None:
-        from learners import optimizers
+        from learners.optimizer_settings import update_scale
 
         parts = dict(zip(sorted(self._shapes), np.split(gradient, self._cuts), strict=True))
         tensors = {name: part.reshape(self._shapes[name]) for name, part in parts.items()}
         job = self._spec.job
-        scale = optimizers.update_scale(job.training.inner_optimizer, job.horizon_steps, self._steps)
+        scale = update_scale(job.training.inner_optimizer, job.horizon_steps, self._steps)
         self._parameters, self._state = self._update(self._parameters, self._state, tensors, scale)
         self._steps += 1
 
