@@ -8,7 +8,7 @@ STAMP  := $(VENV)/.installed
 KERNELS := $(wildcard orchestrator/parameters/kernels/*.[ch] orchestrator/parameters/kernels/*.pyx) deploy/build_kernels.py
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-fast lint bench parity kubernetes-check soak wan-lab image-check compare dashboards \
+.PHONY: help install demo test test-fast lint bench parity kubernetes-check torch-test soak wan-lab image-check compare dashboards \
 	reference pictures site lock clean
 
 help:  ## list the targets
@@ -58,6 +58,15 @@ parity: $(STAMP)  ## compare logits with transformers on the same checkpoints (i
 		torch==2.13.0 transformers==5.18.0 sentencepiece==0.2.3 peft==0.21.2 protobuf
 	@$(BIN)/python -m tests.parity
 
+TORCH := .cache/torch
+torch-test: $(STAMP)  ## train PyTorch models on CPU islands (installs torch and transformers into an environment of their own)
+	@test -x $(TORCH)/bin/python || $(PYTHON) -m venv $(TORCH)
+	@$(TORCH)/bin/python -m pip install --quiet --disable-pip-version-check torch==2.13.0 transformers==5.18.0
+	@for folder in $(TORCH)/lib/python3*/site-packages; do \
+		echo "import site; site.addsitedir('$(abspath $(VENV))/lib/$$(basename $$(dirname $$folder))/site-packages')" \
+		>$$folder/atoll.pth; done
+	@ATOLL_SOAK=1 $(TORCH)/bin/python -m pytest -q -p no:xdist --timeout=1800 tests/learners/test_torch_trainer.py
+
 SCHEMAS := .cache/kubernetes
 PLACES := deploy/kubernetes/cpu:home $(foreach place,east west,deploy/kubernetes/gpu-spot:$(place) deploy/kubernetes/tpu:$(place)) \
 	tests/kubernetes/everything:home tests/kubernetes/everything:far
@@ -81,6 +90,7 @@ soak: $(STAMP)  ## run for hours: other Pythons, deaths at every point of a roun
 	@$(MAKE) --no-print-directory site
 	@$(MAKE) --no-print-directory image-check
 	@$(MAKE) --no-print-directory kubernetes-check
+	@$(MAKE) --no-print-directory torch-test
 	@ATOLL_DEATHS_PER_POINT=1000 ATOLL_MIRROR_PUTS=1000000 ATOLL_MIRROR_SCHEDULES=1000 $(BIN)/python -m pytest -q tests/journal
 	@ATOLL_KILLS=200 ATOLL_SILENT_S=60 $(BIN)/python -m pytest -q --timeout=1800 tests/ray/shared_job/test_recovery.py
 	@ATOLL_SERVICE_KILLS=100 $(BIN)/python -m pytest -q --timeout=1800 tests/ray/test_service_killed.py

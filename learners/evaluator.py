@@ -39,7 +39,9 @@ class Evaluator:
         python_process.set_variables(environment)
         logbook.keep(book)
         self._niceness, self._before = niceness, thread_ids()
-        self._document, self._trainer_name = spec, str(spec["trainer"])
+        trainer = spec["trainer"]
+        self._document = spec
+        self._trainer_name = str(trainer.get("factory", "torch") if isinstance(trainer, Mapping) else trainer)
         self._trainer: Trainer | None = None
         self._handed_over = HandedOver()
 

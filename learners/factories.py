@@ -6,8 +6,12 @@ An error in such code is the specification's fault. It is final, unlike an islan
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from copy import deepcopy
+from functools import partial
+from inspect import Parameter, signature
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from learners.contract import Trainer
@@ -20,6 +24,7 @@ if TYPE_CHECKING:
     from learners.island_spec import IslandSpec
 
 OWN = "learners."
+NONE: Mapping[str, Any] = MappingProxyType({})
 SHOWN_MAX = 5
 """The most missing methods of a trainer that a message lists."""
 REMEDY = "Try it outside a job first, with the job's specification as plain data."
@@ -31,6 +36,8 @@ def imported(field: str, path: str) -> Callable[..., Any]:
     user_packages.put_on_path()
     try:
         factory: Callable[..., Any] = getattr(importlib.import_module(module), name)
+    except AtollError:
+        raise
     except (Exception, SystemExit) as error:  # the module's own code may raise anything
         raise ConfigurationError(
             detail=f"{field} {path!r} cannot be imported ({in_words(error)}). {_remedy(module)}"
@@ -40,9 +47,39 @@ def imported(field: str, path: str) -> Callable[..., Any]:
     return factory
 
 
-def called(field: str, path: str, *arguments: Any) -> Any:
-    """Call the function named in this field and return its result. Raises ConfigurationError if it raises."""
-    return guarded(f"{field} {path!r}", imported(field, path))(*arguments)
+def called(
+    field: str, path: str, *arguments: Any, settings: Mapping[str, Any] = NONE, settings_field: str | None = None
+) -> Any:
+    """Call the function named in this field and return its result. Raises ConfigurationError if it raises.
+
+    It gets the section's ``settings`` as a keyword (``with_settings``).
+    """
+    where = settings_field or f"{field.removesuffix('.factory')}.settings"
+    function = with_settings(where, path, imported(field, path), settings)
+    return guarded(f"{field} {path!r}", function)(*arguments)
+
+
+def with_settings(
+    where: str, path: str, function: Callable[..., Any], settings: Mapping[str, Any]
+) -> Callable[..., Any]:
+    """Return the function so that it gets its own copy of the settings as the keyword ``settings``, if it has one.
+
+    Raises ConfigurationError if it has none and there are settings.
+    """
+    try:
+        parameters = signature(function).parameters
+    except (TypeError, ValueError):  # some functions of C have no signature
+        parameters = MappingProxyType({})
+    named = parameters.get("settings")
+    takes_it = named is not None and named.kind in (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
+    if takes_it or any(each.kind is Parameter.VAR_KEYWORD for each in parameters.values()):
+        return partial(function, settings=deepcopy(dict(settings)))
+    if not settings:
+        return function
+    raise ConfigurationError(
+        detail=f"{where} has {', '.join(sorted(settings)[:SHOWN_MAX])}, but {path!r} has no parameter `settings`. "
+        f"Add it to the function, or remove {where}."
+    )
 
 
 def trainer_of(spec: IslandSpec, shard_index: int, shard_count: int) -> Trainer:
@@ -50,11 +87,13 @@ def trainer_of(spec: IslandSpec, shard_index: int, shard_count: int) -> Trainer:
 
     Errors of a package's code are final, except system errors and lack of memory, after which another start may succeed.
     """
-    path, document = spec.job.trainer, spec.document
+    section, document = spec.job.trainer, spec.document
+    path = section.factory
     make = imported("trainer", path)
-    if path.startswith(OWN):
+    if path.startswith(OWN):  # settings of a torch trainer are for its model
         built: Trainer = make(document, shard_index, shard_count)
         return built
+    make = with_settings("trainer.settings", path, make, section.settings)
     built = guarded(f"trainer {path!r}", make, (OSError,))(document, shard_index, shard_count)
     if lacking := sorted(name for name in vars(Trainer) if not name.startswith("_") and name not in dir(built)):
         shown, kind = ", ".join(lacking[:SHOWN_MAX]), _kind(built).removeprefix("of type ")
@@ -124,6 +163,6 @@ def require_spread(trainer: Trainer, spec: IslandSpec, size: int) -> None:
     """Raise ConfigurationError unless the trainer can be one of ``size`` processes of an island."""
     if not hasattr(trainer, "held"):
         raise ConfigurationError(
-            detail=f"islands.hosts is {size}, but the trainer {spec.job.trainer} does not report which part of a "
+            detail=f"islands.hosts is {size}, but the trainer {spec.job.trainer.factory} does not report which part of a "
             f"tensor each host holds. Implement learners.contract.SpreadTrainer, or set islands.hosts to 1."
         )

@@ -126,7 +126,7 @@ class Island:
         except ConfigurationError as error:
             self._outbox.put(broken_by(error))
             return
-        self._synthetic, self._roots = parsed.job.trainer.startswith("learners.synthetic"), parsed.roots
+        self._synthetic, self._roots = parsed.job.trainer.is_synthetic, parsed.roots
         self._computes = os.environ.get("JAX_PLATFORMS") == "cpu" and not self._synthetic
         begin = self._prepare if rank is None or rank.number == 0 else self._follow
         arguments = (parsed, shard_index, shard_count, normal_priority, rank)

@@ -25,7 +25,6 @@ from learners.text import Text
 from orchestrator.errors import ConfigurationError, InvalidJobSpec, Problem, UnfitWeights, in_words
 from orchestrator.models.huggingface.weights import FIELD as WEIGHTS
 from orchestrator.parameters import fragment_map
-from orchestrator.specification.training_sections import BUILT_IN_TRAINER
 from orchestrator.system.roots import EVERYTHING
 
 SHOWN_TOKENS = 64
@@ -38,7 +37,7 @@ def findings(document: Mapping[str, Any]) -> dict[str, Any]:
     spec = IslandSpec.of({**document, "roots": EVERYTHING})
     problems: list[Problem] = []
     result: dict[str, Any] = {"model": _attempted(lambda: _model(spec), problems)}
-    if spec.job.trainer == BUILT_IN_TRAINER:
+    if spec.job.trainer.reads_text:
         result["data"] = _attempted(lambda: _data(spec), problems)
     return result | {"problems": [asdict(problem) for problem in dict.fromkeys(problems)]}
 

@@ -178,9 +178,10 @@ def _of_names(by_name: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any
 
 def _from_factory(path: str, spec: IslandSpec) -> Model:
     def make(seed: Any) -> Any:
-        return called("model.factory", path, {**spec.document, "seed": seed})
+        return called("model.factory", path, {**spec.document, "seed": seed}, settings=settings)
 
-    built = called("model.factory", path, spec.document)
+    settings = spec.job.model.settings
+    built = called("model.factory", path, spec.document, settings=settings)
     own = built if isinstance(built, Model) else model_of(built, make, spec.job.training.z_loss)
     if own is None:
         raise ConfigurationError(

@@ -128,7 +128,7 @@ def _by_groups(section: InnerOptimizerSection, roles: Roles, *, decays: bool) ->
 def _from_factory(path: str, section: InnerOptimizerSection) -> optax.GradientTransformation:
     field = "training.inner_optimizer.factory"
     own = _Section(section.model_dump(mode="json"))
-    built = called(field, path, own)
+    built = called(field, path, own, settings=section.settings)
     if not isinstance(built, optax.GradientTransformation):
         raise ConfigurationError(
             detail=f"{field} {path!r} returned {type(built).__name__}; it must return an optax.GradientTransformation "

@@ -114,7 +114,8 @@ MAY_IMPORT = {
             orchestrator.parameters.pieces orchestrator.parameters.tensors orchestrator.parameters.wire_format
             orchestrator.replica orchestrator.specification.bounds orchestrator.specification.device_mesh
             orchestrator.specification.sections orchestrator.specification.training_sections
-            orchestrator.system orchestrator.text pyarrow safetensors tensorstore tokenizers zstandard
+            orchestrator.system orchestrator.text pyarrow safetensors tensorstore tokenizers torch transformers
+            zstandard
         """,
         "learners.island_spec": """
             learners.resharding orchestrator.errors orchestrator.specification orchestrator.system pydantic

@@ -2,7 +2,8 @@
 
 ``model.factory``, ``training.inner_optimizer.factory``, ``data.source`` and ``trainer`` may be ``package.module:function``,
 which runs in every island with the rights of the service's user. Such code is accepted only from the packages named when the
-service was started (``atoll up --allow PACKAGE``) and from ``learners``. An entry allows a package and everything in it.
+service was started (``atoll up --allow PACKAGE``), from ``learners`` and from ``torch.optim``. An entry allows a package and
+everything in it.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from orchestrator.errors import ConfigurationError, Problem
+from orchestrator.specification.training_sections import is_function
 
-OWN_PACKAGES = ("learners",)
+OWN_PACKAGES = ("learners", "torch.optim")
 
 _PACKAGE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", re.ASCII)
 
@@ -29,6 +31,8 @@ def code_problems(document: Mapping[str, Any], packages: Sequence[str]) -> tuple
         ("model.factory", _at(document, "model", "factory"), "Use a preset"),
         ("training.inner_optimizer.factory", _at(document, "training", "inner_optimizer", "factory"), "Use a kind"),
         ("trainer", document.get("trainer"), "Leave it out"),
+        ("trainer.factory", _at(document, "trainer", "factory"), "Leave it out"),
+        ("trainer.model", _function(_at(document, "trainer", "model")), "Name a folder"),
     )
     return tuple(
         _problem(path, function, otherwise, packages)
@@ -42,6 +46,11 @@ def _at(document: Any, *path: str) -> Any:
     for name in path:
         document = document.get(name) if isinstance(document, Mapping) else None
     return document
+
+
+def _function(model: Any) -> str | None:
+    """Return what ``trainer.model`` names, if it is no folder."""
+    return model if isinstance(model, str) and is_function(model) else None
 
 
 def _is_allowed(function: str, packages: Sequence[str]) -> bool:

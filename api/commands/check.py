@@ -189,11 +189,9 @@ def _in_a_process(spec: JobSpec, environment: Mapping[str, str]) -> tuple[dict[s
 
 def _beyond(spec: JobSpec) -> list[str]:
     """Return what checking one entry on this machine cannot find out."""
-    from orchestrator.specification.config import BUILT_IN_TRAINER
-
     open_questions = []
-    if spec.trainer != BUILT_IN_TRAINER:
-        open_questions.append(f"the text: {spec.trainer} reads it itself")
+    if not spec.trainer.reads_text:
+        open_questions.append(f"the text: {spec.trainer.factory} reads it itself")
     if any(entry.accelerators for entry in spec.islands):
         open_questions.append("the accelerators: the model was traced for CPU devices")
     return open_questions
@@ -212,7 +210,7 @@ def _facts(spec: JobSpec, result: Mapping[str, Any]) -> dict[str, Any]:
         "name": spec.name,
         "islands": list(spec.island_sections()),
         "node_groups": sorted({entry.node_group for entry in spec.islands} | {*sync.node_groups, *sync.shard_groups}),
-        "model": {"of": _model_name(spec)} | {"trainer": spec.trainer, **result["model"]},
+        "model": {"of": _model_name(spec)} | {"trainer": spec.trainer.factory, **result["model"]},
         "memory_bytes": memory,
         "token_budget": spec.token_budget,
         "steps": spec.horizon_steps,

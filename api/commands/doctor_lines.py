@@ -173,7 +173,7 @@ def _of_job(home: Home, url: str | None, subject: Subject, name: str) -> tuple[D
 
 
 def _of_spec(subject: Subject, spec: JobSpec) -> tuple[Demand, SyncSettings]:
-    synthetic = spec.trainer.startswith("learners.synthetic")
+    synthetic = spec.trainer.is_synthetic
     islands = Counter({section.node_group: 0 for section in spec.islands})
     for section in spec.islands:
         islands[section.node_group] += section.count

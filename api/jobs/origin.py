@@ -14,6 +14,7 @@ from api.run.folder import put, read_below
 from orchestrator.errors import AtollError, Conflict, DataError, NotFound
 from orchestrator.models.huggingface import origin
 from orchestrator.models.huggingface.origin import BYTES_MAX, Origin
+from orchestrator.specification.training_sections import is_function
 from orchestrator.system.roots import AllowedRoots
 from orchestrator.system.run_folder import CHECKPOINTS, ORIGIN
 
@@ -73,6 +74,10 @@ def _of_folder(spec: Mapping[str, Any], roots: AllowedRoots) -> Origin | None:
 
 
 def _initial_weights(spec: Mapping[str, Any]) -> str | None:
-    model = spec.get("model")
+    """Return the folder of ``model.initial_weights``, or of a torch trainer's model."""
+    model, trainer = spec.get("model"), spec.get("trainer")
     folder = model.get("initial_weights") if isinstance(model, Mapping) else None
+    if folder is None and isinstance(trainer, Mapping):
+        named = trainer.get("model")
+        folder = named if isinstance(named, str) and not is_function(named) else None
     return folder if isinstance(folder, str) else None

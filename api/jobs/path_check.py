@@ -17,6 +17,7 @@ the specification. Every island compares the digest with its node's file, and a 
 
 from __future__ import annotations
 
+import importlib.util
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -29,6 +30,7 @@ from pydantic import ValidationError
 
 from api.run.folder import open_below, put
 from orchestrator.errors import (
+    AtollError,
     ConfigurationError,
     Conflict,
     InvalidJobSpec,
@@ -42,6 +44,7 @@ from orchestrator.models.decoder import DecoderSection
 from orchestrator.specification.bounds import BYTE_COUNT, BYTES
 from orchestrator.specification.config import JobSpec, too_many_entries
 from orchestrator.specification.sections import IslandsSection
+from orchestrator.specification.training_sections import INSTALL_TORCH, TrainerSection
 from orchestrator.specification.validation import closest
 from orchestrator.status import NodeGroupRecord, UnseenFile
 from orchestrator.system.plain import brief, some_of
@@ -52,6 +55,11 @@ from orchestrator.text.data_index import FIELD as INDEX_FIELD
 
 DIGEST = "data.index_digest"
 FOLDER, FILES, CHECKPOINT = "checkpoints.folder", "data.files", "resume.checkpoint"
+TORCH_MODEL = "trainer.model"
+CAUSAL_PARTS = ("CausalLM", "LMHead", "ForConditionalGeneration")
+"""Parts of the names of architectures with a causal head. Which of them load, transformers knows, in the island."""
+SAFE = ("model.safetensors", "model.safetensors.index.json")
+PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 TOKENIZER_FIELD, INDEX, WEIGHTS = "data.tokenizer", "data.index", "model.initial_weights"
 TOKENIZER_DIGEST, WEIGHTS_DIGEST = "data.tokenizer_digest", "model.weights_digest"
 PIECE_BYTES = 256 << 10
@@ -242,6 +250,8 @@ def with_described_model(document: Mapping[str, Any], roots: AllowedRoots) -> Ma
 
 def weights_problems(spec: JobSpec, roots: AllowedRoots) -> tuple[Problem, ...]:
     """Return the problems of ``model.initial_weights``: their folder, or weights of another model."""
+    if spec.trainer.kind == "torch":
+        return tuple(_torch_problems(spec.trainer, roots))
     if spec.model.initial_weights is None:
         return ()
     # brings NumPy, which the service needs for nothing else
@@ -268,6 +278,37 @@ def with_weights_digest(spec: JobSpec, roots: AllowedRoots) -> JobSpec:
         message = f"is {section.weights_digest}, but the weights have {digest}."
         raise InvalidJobSpec(problems=(Problem(WEIGHTS_DIGEST, message, "Leave it out, or use the weights with it."),))
     return spec.model_copy(update={"model": section.model_copy(update={"weights_digest": digest})})
+
+
+def _torch_problems(trainer: TrainerSection, roots: AllowedRoots) -> Iterator[Problem]:
+    """Yield the problems of a torch trainer that the service can see: of its libraries, and of its model's folder."""
+    folder = trainer.folder
+    for library in ("torch", *(() if folder is None else ("transformers",))):
+        if importlib.util.find_spec(library) is None:
+            message = f"is torch, but {library} is not installed beside the service, which creates version 0."
+            yield Problem("trainer.kind", message, INSTALL_TORCH)
+    if folder is None:
+        return
+    from orchestrator.models.huggingface import origin  # brings NumPy
+
+    try:
+        config = origin.taken(folder, roots).mapping(origin.CONFIG)
+    except (AtollError, OSError) as error:
+        remedy = "Name a folder that transformers can load, below a root (`atoll up --data`)."
+        yield Problem(TORCH_MODEL, str(error), remedy)
+        return
+    if "quantization_config" in config:
+        message = f"{folder} is quantised, but parameters that train are merged in float32."
+        yield Problem(TORCH_MODEL, message, "Dequantise it and save it again.")
+    architectures = config.get("architectures")
+    named = [str(each) for each in architectures] if isinstance(architectures, list) else []
+    if named and not any(part in each for each in named for part in CAUSAL_PARTS):
+        message = f"{folder} is a {', '.join(named)}, which has no causal head."
+        yield Problem(TORCH_MODEL, message, "Save a model that AutoModelForCausalLM loads.")
+    has = {name for name in (*SAFE, *PICKLED) if _size(roots, f"{folder.rstrip('/')}/{name}") is not None}
+    if has and has.isdisjoint(SAFE):
+        message = f"{folder} has only {min(has)}, and loading a pickle runs code."
+        yield Problem(TORCH_MODEL, message, "Save it as safetensors, with save_pretrained of transformers.")
 
 
 def refuse_outside(spec: JobSpec, roots: AllowedRoots, *, begun: bool = False) -> None:

@@ -146,7 +146,8 @@ def absent_functions(spec: JobSpec) -> list[Problem]:
         ("data.source", spec.data.source if spec.data.is_own else None),
         ("model.factory", spec.model.factory),
         ("training.inner_optimizer.factory", spec.training.inner_optimizer.factory),
-        ("trainer", spec.trainer),
+        ("trainer.factory" if spec.trainer.settings else "trainer", spec.trainer.factory),
+        ("trainer.model", spec.trainer.model if spec.trainer.folder is None else None),
     )
     problems = []
     for path, function in named:

@@ -30,6 +30,7 @@ SAME = (
     ("model", "preset"),
     ("model", "decoder"),
     ("model", "factory"),
+    ("model", "settings"),
     ("model", "vocabulary_size"),
     ("model", "compute_dtype"),
     ("model", "weights_digest"),
@@ -70,6 +71,7 @@ LATER: Mapping[tuple[str, ...], Any] = {
     ("data", "settings"): {},
     TOKENIZER: "bytes",
     ("data", "begin_token"): "none",
+    ("model", "settings"): {},
 }
 """The values of these settings in specifications written before they existed. Others have none."""
 LEFT_TO_IT: Mapping[tuple[str, ...], Any] = {("data", "separator"): None, ("data", "begin_token"): "tokenizer"}

@@ -130,8 +130,8 @@ def _problems(policy: JobPolicy, spec: JobSpec) -> Iterator[Problem]:
         if spec.batch_size_of(section) != spec.training.batch_size:
             message = f"is {section.batch_size}, but all steps of a tape must have the same size."
             yield Problem(f"islands.{index}.batch_size", message, "Leave it out.")
-    if not spec.trainer.startswith("learners.jax_trainer:"):
-        yield Problem("trainer", f"is {spec.trainer}, which trains no model.", "Leave it out.")
+    if not spec.trainer.is_built_in:
+        yield Problem("trainer", f"is {spec.trainer.factory}, which trains no model.", "Leave it out.")
 
 
 def _notes(tape: Tape, trace: TrainingTrace, spec: JobSpec, steps: int) -> Iterator[str]:

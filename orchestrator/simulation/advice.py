@@ -23,8 +23,8 @@ from orchestrator.simulation.line_advice import (
     utilisation_on,
 )
 from orchestrator.specification.bounds import SECTION_BYTES
-from orchestrator.specification.config import BUILT_IN_TRAINER, JobSpec
-from orchestrator.specification.memory_budget import SYNTHETIC, parameter_count_of
+from orchestrator.specification.config import JobSpec
+from orchestrator.specification.memory_budget import parameter_count_of
 
 ROUNDS_MIN = 4
 """With fewer merges of each fragment, islands hardly learn from each other."""
@@ -80,7 +80,7 @@ def _epochs(spec: JobSpec) -> Iterator[Problem]:
 def _warmup(spec: JobSpec) -> Iterator[Problem]:
     optimizer, steps = spec.training.inner_optimizer, spec.horizon_steps
     warmup, field = optimizer.warmup_steps, "training.inner_optimizer"
-    if spec.trainer != BUILT_IN_TRAINER or not warmup:
+    if not spec.trainer.is_built_in or not warmup:
         return
     if warmup > WARMUP_RATIO_MAX * steps:
         highest = optimizer.lr * min(1.0, steps / warmup)
@@ -145,7 +145,7 @@ def _outer(spec: JobSpec) -> Iterator[Problem]:
         remedy = f"Set it to {rounds // ROUNDS:,}, or raise the budget."
         yield Problem("synchroniser.outer_optimizer.warmup_merges", message, remedy)
     is_heavy = outer.kind == "nesterov" and outer.momentum >= HEAVY_MOMENTUM and outer.lr >= HEAVY_LR
-    if is_heavy and spec.island_count > 1 and rounds <= ROUNDS_MEASURED and spec.trainer == BUILT_IN_TRAINER:
+    if is_heavy and spec.island_count > 1 and rounds <= ROUNDS_MEASURED and spec.trainer.is_built_in:
         message = (
             f"is {outer.momentum:g} with lr {outer.lr:g}, and {_merged(rounds)}. With this much momentum, jobs of up "
         )
@@ -158,7 +158,7 @@ def _saving(spec: JobSpec) -> Iterator[Problem]:
     """Warn if the first checkpoint would be due after the end of the job."""
     checkpoints, merges = spec.checkpoints, _rounds(spec) * spec.synchroniser.fragments
     due: list[tuple[str, float, float, str]] = [("every_merges", checkpoints.every_merges, merges, "merges")]
-    if spec.trainer == SYNTHETIC:
+    if spec.trainer.is_synthetic:
         due.append(("every_s", checkpoints.every_s, spec.horizon_steps * spec.synthetic.step_s, "s of steps"))
     for name, every, most, unit in due:
         if every > most:
@@ -233,7 +233,7 @@ def _settings(spec: JobSpec) -> SyncSettings:
 
 def _step_s(spec: JobSpec, parameters: int) -> float:
     """Return an upper estimate of the inner step time of the slowest island."""
-    if spec.trainer == SYNTHETIC:
+    if spec.trainer.is_synthetic:
         return spec.synthetic.step_s
     seconds = []
     for section in spec.islands:

@@ -27,13 +27,13 @@ PRINTABLE = r"^[^\x00-\x1f\x7f-\x9f]*$"
 """Without control characters: they are not allowed in names of files, and control terminals."""
 
 _NAME = r"^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$"
-_FUNCTION = r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$"
+FUNCTION = r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$"
 _TENSOR_PATTERN = r"^[^\x00-\x1f]*$"
 _DIGEST = r"^[0-9a-f]{16,128}$"
 PATTERN_WORDS = {
     PRINTABLE: "without control characters",
     _NAME: "1 to 40 characters of a-z, 0-9 and '-', without '-' at either end",
-    _FUNCTION: "package.module:function",
+    FUNCTION: "package.module:function",
     _TENSOR_PATTERN: "without control characters",
     _DIGEST: "16 to 128 characters of 0-9 and a-f",
 }
@@ -72,7 +72,7 @@ REMARK_CHARACTERS_MAX = 10_000
 
 Name = Annotated[str, Field(pattern=_NAME)]
 Settings = Annotated[dict[str, Any], AfterValidator(_bounded)]
-"""Plain data for a function of a user's package, which alone knows what it means."""
+"""Plain data for a function of a user's package, which gets it as the keyword ``settings`` and alone knows what it means."""
 NodeGroups = Annotated[
     tuple[Name, ...],
     Field(max_length=100, description="where the synchroniser runs, first choice first; if empty, on the head"),
@@ -85,7 +85,7 @@ Remark = Annotated[str, Field(max_length=REMARK_CHARACTERS_MAX)]
 """A reason in words, which may have several lines."""
 Location = Annotated[str, Field(min_length=1, max_length=4096, pattern=PRINTABLE)]
 """A path or a URL. Linux accepts no longer path."""
-Function = Annotated[str, Field(max_length=200, pattern=_FUNCTION)]
+Function = Annotated[str, Field(max_length=200, pattern=FUNCTION)]
 """``package.module:function``, importable."""
 
 TensorPattern = Annotated[str, Field(min_length=1, max_length=200, pattern=_TENSOR_PATTERN)]

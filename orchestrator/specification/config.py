@@ -17,14 +17,13 @@ from pydantic import Field, ValidationError, model_validator
 
 from orchestrator.core.vocabulary import IslandId, IslandPlan, JobPolicy, NodeGroupId, quorum_of
 from orchestrator.errors import ConfigurationError, InvalidJobSpec, Problem
-from orchestrator.specification import device_mesh, documents, policy_source
+from orchestrator.specification import device_mesh, documents, policy_source, training_sections
 from orchestrator.specification.bounds import (
     BUDGET_TOKENS_MAX,
     BYTE_COUNT,
     BYTES,
     ISLANDS_MAX,
     STEP_TOKENS_MAX,
-    Function,
     Name,
     Seed,
 )
@@ -41,7 +40,6 @@ from orchestrator.specification.sections import (
     SyntheticSection,
     TransportSection,
 )
-from orchestrator.specification.training_sections import BUILT_IN_TRAINER as BUILT_IN_TRAINER
 from orchestrator.specification.training_sections import DataSection, ModelSection, TrainableSection, TrainingSection
 from orchestrator.specification.validation import collected, omitted_count, problems_of, right_part, wrong_places
 from orchestrator.system.plain import counted
@@ -69,10 +67,7 @@ class JobSpec(Section):
     checkpoints: CheckpointsSection = CheckpointsSection.model_construct()
     resume: ResumeSection | None = None
     synthetic: SyntheticSection = SyntheticSection.model_construct()
-    trainer: Function = Field(
-        BUILT_IN_TRAINER,
-        description="function that creates an island's trainer, from a package that the service allows",
-    )
+    trainer: training_sections.TrainerSection = training_sections.TrainerSection.model_construct()
     seed: Seed = 0
 
     @model_validator(mode="after")
@@ -205,6 +200,8 @@ def read_job_document(path: Path) -> dict[str, Any]:
             data["index"] = _absolute(folder, data["index"])
     if isinstance(model := document.get("model"), dict) and "initial_weights" in model:
         model["initial_weights"] = _absolute(path.resolve().parent, model["initial_weights"])
+    if isinstance(trainer := document.get("trainer"), dict) and training_sections.is_folder(trainer.get("model")):
+        trainer["model"] = _absolute(path.resolve().parent, trainer["model"])
     return document
 
 
@@ -277,7 +274,7 @@ def _budget_problems(job: JobSpec) -> Iterable[Problem]:
 
 def _trainable_problems(job: JobSpec) -> Iterable[Problem]:
     if job.trainable is not None:
-        yield from job.trainable.problems_of(job.trainer, job.model.network)
+        yield from job.trainable.problems_of(job.trainer.factory, job.model.network)
 
 
 def _data_problems(job: JobSpec) -> Iterable[Problem]:
@@ -452,7 +449,7 @@ def _mesh_problems(job: JobSpec, index: int) -> Iterable[Problem]:
 def _tensor_problems(job: JobSpec, index: int) -> Iterable[Problem]:
     """Yield the problems of the mesh with the tensors of a built-in model; those of a package's model are unknown here."""
     mesh = job.islands[index].mesh.model_dump()
-    network = job.model.network if job.trainer == BUILT_IN_TRAINER else None
+    network = job.model.network if job.trainer.is_built_in else None
     if network and not device_mesh.is_plain(mesh):
         lengths = device_mesh.parameter_axes(mesh)
         yield from device_mesh.tensor_problems(f"islands.{index}", lengths, network.shapes, network.dimensions)
@@ -553,9 +550,10 @@ def _budget_size_problems(job: JobSpec) -> Iterable[Problem]:
         yield Problem("budget.steps", message, "Lower it.")
 
 
-def _synthetic_problems(job: JobSpec) -> Iterable[Problem]:
+def _trainer_problems(job: JobSpec) -> Iterable[Problem]:
+    yield from training_sections.torch_problems(job.trainer, job.model, job.training.inner_optimizer, job.islands)
     fragments, parameters = job.synchroniser.fragments, job.synthetic.parameters
-    if job.trainer == "learners.synthetic:create" and parameters < fragments:
+    if job.trainer.is_synthetic and parameters < fragments:
         message = f"is {fragments:,}, more than the {parameters:,} parameters of the model."
         yield Problem("synchroniser.fragments", message, "Lower it, or raise synthetic.parameters.")
 
@@ -580,7 +578,7 @@ RULES: tuple[Callable[[JobSpec], Iterable[Problem]], ...] = (
     _batch_size_problems,
     _held_out_problems,
     _budget_size_problems,
-    _synthetic_problems,
+    _trainer_problems,
     _evaluating_group_problems,
     _evaluating_accelerator_problems,
     _evaluating_adoption_problems,

@@ -25,7 +25,7 @@ from typing import Any
 from orchestrator.errors import Problem
 from orchestrator.models.decoder import DecoderSection
 from orchestrator.parameters.codec.registry import CodecName
-from orchestrator.specification.config import BUILT_IN_TRAINER, JobSpec
+from orchestrator.specification.config import JobSpec
 from orchestrator.specification.device_mesh import parameter_axes
 from orchestrator.specification.sections import IslandsSection
 
@@ -46,7 +46,6 @@ EVALUATOR_BYTES = 13.0
 """Θ as received, on the device, and as the model's initial parameters."""
 TRAINER_STATE_BYTES, GRADIENT_BYTES = 12.0, 4.0
 """Parameters with two moments, and gradients; in host memory if an island computes on CPU."""
-SYNTHETIC = "learners.synthetic:create"
 LESS = "use a group with larger nodes, give the nodes more memory, or train a smaller model."
 
 
@@ -150,9 +149,9 @@ def island_bytes_per_parameter(
 
 def parameter_count_of(spec: JobSpec) -> int | None:
     """Return the number of trained parameters from the specification; None if only the package of model or trainer knows."""
-    if spec.trainer == SYNTHETIC:
+    if spec.trainer.is_synthetic:
         return spec.synthetic.parameters
-    network = spec.model.network if spec.trainer == BUILT_IN_TRAINER else None
+    network = spec.model.network if spec.trainer.is_built_in else None
     if network is None:
         return None
     if spec.trainable is not None:
@@ -165,7 +164,7 @@ def frozen_bytes_of(spec: JobSpec) -> float:
 
     A decoder's are held in the type in which it computes, all others in float32.
     """
-    network = spec.model.network if spec.trainer == BUILT_IN_TRAINER else None
+    network = spec.model.network if spec.trainer.is_built_in else None
     if network is None or spec.trainable is None:
         return 0.0
     trained = spec.trainable.trained_shapes(network)
@@ -278,10 +277,10 @@ def _model(spec: JobSpec, parameter_count: int) -> tuple[str, str]:
     """Return the field that determines the model's size, and its value."""
     if spec.trainable is not None:
         return "trainable", f"set, with {parameter_count:,} trained parameters"
-    if spec.trainer == SYNTHETIC:
+    if spec.trainer.is_synthetic:
         return "synthetic.parameters", f"{parameter_count:,}"
-    if spec.trainer != BUILT_IN_TRAINER:
-        return "trainer", f"{spec.trainer!r}, whose model has {parameter_count:,} parameters"
+    if not spec.trainer.is_built_in:
+        return "trainer", f"{spec.trainer.factory!r}, whose model has {parameter_count:,} parameters"
     if spec.model.factory is not None:
         return "model.factory", f"{spec.model.factory!r}, whose model has {parameter_count:,} parameters"
     if spec.model.decoder is not None:

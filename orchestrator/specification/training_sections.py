@@ -5,11 +5,12 @@ What is right within one section is said here, in types; ``sections`` has the ot
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Protocol
 
-from pydantic import Field, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from orchestrator.errors import Problem
 from orchestrator.models import trainable
@@ -17,6 +18,7 @@ from orchestrator.models.decoder import DecoderSection, VocabularySize
 from orchestrator.models.presets import DECODERS, PLAIN, Architecture, PresetName
 from orchestrator.models.trainable import ALL_LINEAR
 from orchestrator.specification.bounds import (
+    FUNCTION,
     AdapterAlpha,
     AdapterRank,
     Digest,
@@ -43,10 +45,14 @@ from orchestrator.specification.bounds import (
     Word,
 )
 from orchestrator.specification.bounds import Section as Section
+from orchestrator.system.plain import brief
 
 BUILT_IN_TRAINER = "learners.jax_trainer:create"
 TRAINERS_OF_PARTS = (BUILT_IN_TRAINER,)
 """The trainers that obey ``trainable``."""
+SYNTHETIC_TRAINER = "learners.synthetic:create"
+TORCH_TRAINER = "learners.torch_trainer:create"
+INSTALL_TORCH = "Install it on every node: pip install 'atoll[torch]'."
 FILES_MAX = 10_000
 """Of a data set: an island opens each to count its lines. More are fewer files if they are put together."""
 SOURCES_MAX = 64
@@ -69,6 +75,7 @@ class ModelSection(Section):
     preset: PresetName = "nano"
     decoder: DecoderSection | None = None
     factory: Function | None = None
+    settings: Settings = Field(default={}, description="given to the factory as the keyword `settings`")
     vocabulary_size: VocabularySize | None = None
     compute_dtype: Literal["bfloat16", "float32"] = "bfloat16"
     remat: Literal["none", "dots", "full"] = "none"
@@ -88,6 +95,7 @@ class ModelSection(Section):
         named = [name for name, value in of_built_in.items() if value is not None]
         if self.factory is not None and named:
             raise ValueError(f"has factory and {named[0]}, which only a built-in model takes; leave one of the two out")
+        _require_factory(self.factory, self.settings)
         if self.decoder is not None and self.preset != "nano":
             raise ValueError("has preset and decoder, which are two models; leave one of the two out")
         if self.initial_weights is not None and not isinstance(self.network, DecoderSection | None):
@@ -305,6 +313,7 @@ class InnerOptimizerSection(Section):
 
     kind: Literal["adamw", "muon", "lion", "adafactor"] = "adamw"
     factory: Function | None = None
+    settings: Settings = Field(default={}, description="given to the factory as the keyword `settings`")
     lr: LearningRate = 2e-3
     lr_final_ratio: Ratio = 0.1
     warmup_steps: StepCountOrNone = Field(default=50, description="steps of each island")
@@ -332,6 +341,7 @@ class InnerOptimizerSection(Section):
     def _one_optimizer(self) -> InnerOptimizerSection:
         if self.factory is not None and "kind" in self.model_fields_set and self.kind != "adamw":
             raise ValueError(f"has kind {self.kind} and a factory, which takes its place; leave one of them out")
+        _require_factory(self.factory, self.settings)
         if self.factory is not None and any(group.weight_decay is not None for group in self.groups):
             raise ValueError(
                 "has a factory, whose optimizer decays weights itself, and a group with a weight_decay of its own; "
@@ -352,3 +362,143 @@ class TrainingSection(Section):
     accumulation: MicrobatchCount = Field(default=1, description="number of parts of a batch; must divide batch_size")
     z_loss: Ratio = 0.0
     inner_optimizer: InnerOptimizerSection = InnerOptimizerSection.model_construct()
+
+
+class TrainerSection(Section):
+    """The code that trains an island; if absent, the built-in trainer of JAX models.
+
+    ``kind: torch`` trains ``model`` in PyTorch (`pip install 'atoll[torch]'`): a folder that transformers'
+    AutoModelForCausalLM loads (`config.json`, `*.safetensors`), or ``package.module:function`` of a package that the
+    service allows (`atoll up --allow`), which is called with the specification as plain data and returns a
+    torch.nn.Module that maps tokens to logits. A folder without weights is a model that starts from the job's seed.
+    ``settings`` are for the function, or replace fields of the folder's config.json. Every node, and the service's
+    machine, needs the folder, below a root (`atoll up --data`).
+
+    ``factory`` is ``package.module:function`` of a package that the service allows. The function is called with the
+    specification as plain data, the number of the island's data shard, and the number of shards, and returns a trainer. With
+    no settings, ``trainer: package.module:function`` says the same.
+    """
+
+    kind: Literal["torch"] | None = Field(default=None, description="if absent, the factory's trainer")
+    factory: Function = BUILT_IN_TRAINER
+    model: Location | None = Field(default=None, description="for kind: torch; a folder or package.module:function")
+    settings: Settings = Field(default={}, description="given to the factory, or the model's function, as `settings`")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _in_full(cls, data: Any) -> Any:
+        if isinstance(data, str):
+            if not is_function(data):
+                raise ValueError(f"is {brief(data)}, but must be package.module:function; change it")
+            data = {"kind": "torch"} if data == TORCH_TRAINER else {"factory": data}
+        if isinstance(data, Mapping) and data.get("kind") == "torch" and "factory" not in data:
+            return {**data, "factory": TORCH_TRAINER}
+        return data
+
+    @model_validator(mode="after")
+    def _one_trainer(self) -> TrainerSection:
+        if self.kind is None:
+            if self.model is not None:
+                raise ValueError("has a model, which only kind: torch takes; add kind: torch, or see the section model")
+            _require_factory(None if self.is_built_in else self.factory, self.settings)
+        elif self.factory != TORCH_TRAINER:
+            raise ValueError("has kind and factory, which are two trainers; leave one of the two out")
+        elif self.model is None:
+            raise ValueError("has kind torch and no model; name a folder of transformers, or package.module:function")
+        elif "://" in self.model:
+            raise ValueError(f"has the model {self.model!r} in a store; copy it to the same folder on every machine")
+        return self
+
+    @model_serializer(mode="wrap")
+    def _as_short_as_possible(self, as_mapping: SerializerFunctionWrapHandler) -> Any:
+        if self.kind is None and not self.settings:
+            return self.factory
+        document = as_mapping(self)
+        own = ("kind", "model", "settings") if self.kind == "torch" else ("factory", "settings")
+        return {name: document[name] for name in own}
+
+    @property
+    def is_built_in(self) -> bool:
+        return self.factory == BUILT_IN_TRAINER
+
+    @property
+    def is_synthetic(self) -> bool:
+        return self.factory == SYNTHETIC_TRAINER
+
+    @property
+    def folder(self) -> str | None:
+        """Return the folder of a torch trainer's model; None if a function makes it."""
+        return self.model if is_folder(self.model) else None
+
+    @property
+    def reads_text(self) -> bool:
+        """Return whether the trainer reads the section ``data``; a package's trainer may read anything."""
+        return self.is_built_in or self.kind == "torch"
+
+
+def is_folder(model: Any) -> bool:
+    """Return whether ``trainer.model`` is a folder."""
+    return isinstance(model, str) and not is_function(model)
+
+
+def is_function(model: str) -> bool:
+    """Return whether ``trainer.model`` is ``package.module:function``, and not a folder."""
+    return re.fullmatch(FUNCTION, model, re.ASCII) is not None
+
+
+def _require_factory(factory: str | None, settings: Mapping[str, Any]) -> None:
+    """Raise ValueError for settings that no factory gets."""
+    if settings and factory is None:
+        raise ValueError("has settings, which only a factory takes; name the factory, or remove them")
+
+
+class Placed(Protocol):
+    """The fields of an entry of ``islands`` that ``torch_problems`` reads are these."""
+
+    @property
+    def hosts(self) -> int: ...
+
+    @property
+    def accelerators(self) -> int: ...
+
+    @property
+    def accelerator(self) -> str: ...
+
+
+def torch_problems(
+    trainer: TrainerSection, model: ModelSection, optimizer: InnerOptimizerSection, islands: Iterable[Placed]
+) -> Iterator[Problem]:
+    """Yield a problem for everything that is set and that only JAX models have, if the trainer is one of torch."""
+    if trainer.kind != "torch":
+        return
+    of_jax = {
+        "preset": None if model.preset == "nano" else model.preset,
+        "decoder": model.decoder,
+        "factory": model.factory,
+        "initial_weights": model.initial_weights,
+        "vocabulary_size": model.vocabulary_size,
+    }
+    for name in (name for name, value in of_jax.items() if value is not None):
+        message = "is set, but trainer.kind is torch, which trains trainer.model."
+        yield Problem(f"model.{name}", message, "Leave it out, or leave out the trainer.")
+    if model.remat == "dots":
+        yield Problem("model.remat", "is dots, but torch recomputes all or nothing.", "Use full, or none.")
+    if optimizer.factory is None and optimizer.kind not in ("adamw", "muon"):
+        message = f"is {optimizer.kind}, but trainer.kind is torch, which has adamw and muon."
+        remedy = "Use one of these, or a factory such as torch.optim:Adafactor."
+        yield Problem("training.inner_optimizer.kind", message, remedy)
+    for index, entry in enumerate(islands):
+        yield from _torch_island_problems(f"islands.{index}", entry.hosts, entry.accelerators, entry.accelerator)
+
+
+def _torch_island_problems(entry: str, hosts: int, accelerators: int, accelerator: str) -> Iterator[Problem]:
+    """Yield the problems of an island that one process trains in PyTorch, on one device."""
+    if hosts > 1:
+        message = f"is {hosts}, but trainer.kind is torch, whose islands are one process."
+        yield Problem(f"{entry}.hosts", message, "Set it to 1, and use more islands.")
+    if accelerators > 1:
+        message = f"is {accelerators}, but trainer.kind is torch, whose islands use one GPU."
+        yield Problem(f"{entry}.accelerators", message, "Set it to 1, and use more islands.")
+    if accelerator == "tpu":
+        message = "is tpu, but trainer.kind is torch, which trains on GPUs and CPUs."
+        yield Problem(f"{entry}.accelerator", message, "Use gpu or cpu, or a model in JAX.")

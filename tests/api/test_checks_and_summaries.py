@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import math
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from api.auth.code import code_problems
-from api.jobs.path_check import fleet_problems, group_problems, sections_of, shard_problems
+from api.auth.code import OWN_PACKAGES, code_problems
+from api.jobs.path_check import fleet_problems, group_problems, sections_of, shard_problems, weights_problems
 from api.jobs.submission import Checks
 from api.jobs.translate import job_of
 from api.metrics.job import samples as samples_of
@@ -138,6 +140,45 @@ def test_code_is_taken_from_packages_on_the_list_and_no_other(factory: str, take
     assert [problem.path for problem in told] == ([] if taken else ["training.inner_optimizer.factory"])
     told = code_problems({"trainer": factory}, ("learners", "ours", "theirs.vision"))
     assert [problem.path for problem in told] == ([] if taken else ["trainer"])
+    told = code_problems({"trainer": {"factory": factory}}, ("learners", "ours", "theirs.vision"))
+    assert [problem.path for problem in told] == ([] if taken else ["trainer.factory"])
+
+
+def test_a_torch_trainer_s_function_is_judged_and_its_folder_is_no_code() -> None:
+    for model, paths in (("theirs.model:build", ["trainer.model"]), ("ours.model:build", []), ("/models/gpt2", [])):
+        document = {"trainer": {"kind": "torch", "model": model}}
+        assert [problem.path for problem in code_problems(document, ("ours",))] == paths
+    optimizer = {"training": {"inner_optimizer": {"factory": "torch.optim:NAdam"}}}
+    assert code_problems(optimizer, OWN_PACKAGES) == ()
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        ({"config.json": {"architectures": ["GPT2LMHeadModel"]}, "model.safetensors": {}}, ""),
+        ({}, "has no readable config.json"),
+        ({"config.json": {"architectures": ["BertForSequenceClassification"]}}, "which has no causal head"),
+        ({"config.json": {"quantization_config": {"bits": 4}}}, "is quantised, but parameters that train are merged"),
+        ({"config.json": {}, "pytorch_model.bin": {}}, "has only pytorch_model.bin, and loading a pickle runs code"),
+    ],
+)
+def test_a_folder_that_no_torch_island_could_train_is_refused_at_submission(
+    tmp_path: Path, files: dict[str, object], said: str
+) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    for name, content in files.items():
+        (folder / name).write_text(json.dumps(content))
+    trainer = {"kind": "torch", "model": str(folder)}
+    spec = parse_job({"islands": [{"node_group": "a"}], "budget": {"steps": 1}, "trainer": trainer})
+    problems = weights_problems(spec, AllowedRoots.only(tmp_path))
+    absent = [name for name in ("torch", "transformers") if find_spec(name) is None]
+    assert [problem.message for problem in problems if problem.path == "trainer.kind"] == [
+        f"is torch, but {name} is not installed beside the service, which creates version 0." for name in absent
+    ]
+    of_folder = [problem.message for problem in problems if problem.path == "trainer.model"]
+    assert len(of_folder) == bool(said)
+    assert said in "".join(of_folder)
 
 
 def test_a_specification_that_names_no_code_or_nonsense_is_not_judged_by_it() -> None:

@@ -18,7 +18,8 @@ from orchestrator.host.records import write_parameters
 from orchestrator.models.decoder import DecoderSection, parameter_shapes
 from orchestrator.models.huggingface import export as huggingface
 from orchestrator.parameters.tensors import shapes
-from orchestrator.specification.config import BUILT_IN_TRAINER, parse_job
+from orchestrator.specification.config import parse_job
+from orchestrator.specification.training_sections import BUILT_IN_TRAINER
 from tests.api.installation import Installation
 from tests.learners.tokenizers_of import FAMILIES
 from tests.waiting import wait_until

@@ -11,7 +11,7 @@ import yaml
 
 from api.client import Client
 from orchestrator.errors import ConfigurationError, InfrastructureError, NotFound, RequestError, ServiceUnreachable
-from orchestrator.specification.config import BUILT_IN_TRAINER
+from orchestrator.specification.training_sections import BUILT_IN_TRAINER
 from orchestrator.system import release
 from orchestrator.system.ports import is_loopback
 from tests.api.installation import Installation

@@ -20,8 +20,7 @@ from learners.contract import StepResult
 from learners.synthetic import SyntheticTrainer
 from orchestrator.runtime import control_port
 from orchestrator.specification.config import JobSpec
-
-SYNTHETIC = "learners.synthetic:create"
+from orchestrator.specification.training_sections import TrainerSection
 
 
 class DiaryTrainer(SyntheticTrainer):
@@ -65,8 +64,8 @@ class Diary:
 
 class DiaryKeeping(control_port.RayControlPort):
     def start_job(self, job_id: str, spec: JobSpec, *arguments: Any, **more: Any) -> None:
-        if spec.trainer == SYNTHETIC:
-            spec = spec.model_copy(update={"trainer": f"{__name__}:create"})
+        if spec.trainer.is_synthetic:
+            spec = spec.model_copy(update={"trainer": TrainerSection(factory=f"{__name__}:create")})
         super().start_job(job_id, spec, *arguments, **more)
 
 

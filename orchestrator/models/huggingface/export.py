@@ -41,7 +41,7 @@ from orchestrator.models.huggingface.configuration import IDS
 from orchestrator.models.huggingface.layout import Sources, sources_of
 from orchestrator.models.huggingface.origin import CONFIG, GENERATION, OF_THE_TOKENIZER, TOKENIZER_CONFIG, Origin
 from orchestrator.specification.bounds import BYTES
-from orchestrator.specification.training_sections import BUILT_IN_TRAINER, ModelSection, TrainableSection
+from orchestrator.specification.training_sections import ModelSection, TrainableSection, TrainerSection
 from orchestrator.system.roots import EVERYTHING
 from orchestrator.text.tokenizer_file import TokenizerFile
 from orchestrator.text.tokenizer_file import read as read_tokenizer
@@ -80,6 +80,9 @@ def write(
     """
     if problem := not_of_transformers(spec):
         raise problem
+    trainer = TrainerSection.model_validate(spec["trainer"])
+    if trainer.folder is not None:
+        return _write_as_found(source, folder, trainer, spec["data"], tokenizer_path, origin)
     network = ModelSection.model_validate(spec["model"]).network
     assert isinstance(network, DecoderSection), "otherwise there is a problem"
     data, file = spec["data"], None
@@ -121,15 +124,46 @@ def write(
     return notes
 
 
+def _write_as_found(
+    source: Path,
+    folder: Path,
+    trainer: TrainerSection,
+    data: Mapping[str, Any],
+    tokenizer_path: Path | None,
+    origin: Origin | None,
+) -> list[str]:
+    """Write a torch trainer's model, which keeps the names and the ``config.json`` of the folder that it was loaded from."""
+    if origin is None:
+        raise UnfitWeights(
+            detail=f"The job cannot be exported for transformers: nothing is known of config.json of {trainer.folder}.",
+            remedy="Export it as safetensors, and add the folder's config.json.",
+        )
+    file = None if tokenizer_path is None else read_tokenizer(EVERYTHING, str(tokenizer_path.absolute()))
+    special, notes = special_tokens_of(file, data, origin)
+    document = {**origin.mapping(CONFIG), **trainer.settings, **special.ids, "dtype": "float32"}
+    document.pop("torch_dtype", None)
+    own = files.read_header(lambda: source.open("rb"))
+    with (folder / "model.safetensors").open("xb") as out:
+        files.write(
+            out, {name: entry.shape for name, entry in own.entries.items()}, (own.read(name) for name in own.entries)
+        )
+    (folder / "config.json").write_text(json.dumps(document, indent=2) + "\n")
+    for name, content in special.files.items():
+        (folder / name).write_bytes(content)
+    return notes
+
+
 def not_of_transformers(spec: Mapping[str, Any]) -> UnfitWeights | None:
     """Return why transformers cannot load a model of this specification; None if it may be able to."""
-    section = ModelSection.model_validate(spec["model"])
-    if isinstance(section.network, DecoderSection):
+    section, trainer = ModelSection.model_validate(spec["model"]), TrainerSection.model_validate(spec["trainer"])
+    if trainer.folder is not None or (trainer.kind is None and isinstance(section.network, DecoderSection)):
         return None
     if section.factory is not None:
         what = f"its model is of model.factory {section.factory}"
-    elif spec["trainer"] != BUILT_IN_TRAINER:
-        what = f"its trainer is {spec['trainer']}, and model.decoder is not set"
+    elif trainer.kind == "torch":
+        what = f"its model is of trainer.model {trainer.model}"
+    elif not trainer.is_built_in:
+        what = f"its trainer is {trainer.factory}, and model.decoder is not set"
     else:
         what = f"its model is model.preset {section.preset!r}"
     return UnfitWeights(

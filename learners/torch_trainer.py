@@ -1,0 +1,485 @@
+"""One island's training in PyTorch: a causal language model, its optimizer and its data position, in one process.
+
+Implements ``contract.Trainer``. Knows nothing of fragments, versions, the synchroniser or Ray. The
+module comes from ``learners.torch_model``.
+
+Parameters that require a gradient are the job's tensors, by the module's own names, in float32. Frozen parameters and
+buffers do not travel, so every process must create them alike: from the folder, or from the specification and its seed.
+Computation in bfloat16 is ``torch.autocast``'s.
+
+The optimizer follows ``training.inner_optimizer``. AdamW and Muon are torch's, which agree with optax's up to rounding.
+A factory names a class of optimizers, such as ``torch.optim:NAdam``, or a function. The schedule multiplies the
+learning rate that each parameter group was created with.
+
+An exported state has the parameters and what the optimizer keeps for each: tensors, and numbers such as a count of
+steps. The optimizer creates these at its first step, so a state may be without them.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterable, Mapping
+from functools import cached_property
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import torch
+from torch import nn
+
+from learners.contract import Arrays, HeldOutLoss, HostCopy, StepResult
+from learners.factories import called, guarded, imported
+from learners.island_spec import Document, IslandSpec
+from learners.optimizer_settings import learning_rate, settings_of
+from learners.resharding import Draw
+from learners.text import Text
+from learners.torch_model import (
+    MODEL,
+    auxiliary_of,
+    checkpoint_activations,
+    cross_entropy,
+    logits_of,
+    module_of,
+    require_causal,
+    roles_of,
+    trained_parameters,
+)
+from orchestrator.errors import ConfigurationError, DataError
+from orchestrator.parameters.pieces import Roles, joined, piece_named, taken
+from orchestrator.specification.training_sections import InnerOptimizerSection
+
+PARAMETERS, OPTIMIZER, OF_GROUP = "parameters/", "optimizer/", "optimizer-group/"
+"""Prefixes of the names in an exported state."""
+FACTORY = "training.inner_optimizer.factory"
+EVALUATION_BATCH_MAX = 32
+FAULTS = (torch.OutOfMemoryError, torch.AcceleratorError)
+"""Errors of a device or its memory, after which another start may succeed."""
+NOT_GIVEN = ("beta1", "beta2", "momentum", "weight_decay")
+"""Settings of ``training.inner_optimizer`` that a class of optimizers does not get."""
+
+
+def create(spec: Document, shard_index: int, shard_count: int) -> TorchTrainer:
+    """Return the trainer of shard ``shard_index`` of ``shard_count``. Its model is on the CPU, and no text is read yet."""
+    parsed = IslandSpec.of(spec)
+    if threads := os.environ.get("NPROC"):  # set with the variables that JAX reads; torch reads others
+        torch.set_num_threads(int(threads))
+    return TorchTrainer(parsed, shard_index, shard_count)
+
+
+class TorchTrainer:
+    """See ``contract.Trainer``. Not thread-safe: one thread at a time. Any thread may read snapshots."""
+
+    def __init__(self, spec: IslandSpec, shard_index: int, shard_count: int) -> None:
+        self._spec, self._shard_index, self._shard_count = spec, shard_index, shard_count
+        self._inner, self._model = spec.job.training.inner_optimizer, spec.job.model
+        self._module = module_of(spec)
+        self._parameters = trained_parameters(self._module)
+        self._roles = roles_of(self._module, self._parameters)
+        self._text = Text(spec, require_causal(self._module))
+        self._device = torch.device("cpu" if _is_on_cpu() else "cuda")
+        self._optimizers: list[torch.optim.Optimizer] = []
+        self._first_rates: list[list[float]] = []
+        self._group_numbers: list[dict[str, Any]] = []
+        self._trained = False
+        self._checked_module: Callable[[torch.Tensor], Any] = guarded(
+            f"the model of {MODEL} {spec.job.trainer.model!r}", self._module, FAULTS
+        )
+        self._cursor = 0
+        self._draw: Draw | None = None
+
+    @property
+    def device_count(self) -> int:
+        return 1 if self._device.type == "cuda" or not self._spec.accelerator_count else 0
+
+    def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
+        return {name: tuple(parameter.shape) for name, parameter in self._parameters.items()}
+
+    def roles(self) -> Roles:
+        return self._roles
+
+    def initial_parameters(self, pieces: Iterable[str] | None = None) -> Arrays:
+        parameters = trained_parameters(module_of(self._spec)) if self._trained else self._parameters
+        names = parameters if pieces is None else pieces
+        return {name: _on_host(tensor) for name, tensor in taken(parameters, names).items()}
+
+    def warm_up(self) -> None:
+        """Compute one gradient of zeros, which loads libraries and shows what the model cannot do; read the first text."""
+        self._allocate()
+        before = {name: buffer.clone() for name, buffer in self._persistent_buffers()}
+        self._backward(np.zeros(self._batch_shape, np.int32))
+        self._forget_gradients()
+        for name, buffer in self._persistent_buffers():
+            if not torch.equal(buffer, before[name]):
+                raise ConfigurationError(
+                    detail=f"{MODEL} {self._spec.job.trainer.model!r} has the buffer {name}, which training changes: "
+                    "islands merge only parameters. Use layers without running statistics, such as LayerNorm."
+                )
+        self._batch()
+
+    def trace(self) -> None:
+        """Compute a gradient of one sequence, which shows what the model cannot do. Nothing is trained."""
+        self._prepare_module()
+        self._backward(np.zeros((1, self._batch_shape[1]), np.int32), accumulation=1)
+        self._forget_gradients()
+        optimizers_of(self._inner, self._parameters, self._roles)
+
+    def step(self, schedule_step: int) -> StepResult:
+        self._allocate()
+        tokens = self._batch()
+        fraction = learning_rate(self._inner, self._spec.job.horizon_steps, schedule_step) / self._inner.lr
+        for optimizer, rates in zip(self._optimizers, self._first_rates, strict=True):
+            for group, rate in zip(optimizer.param_groups, rates, strict=True):
+                group["lr"] = rate * fraction
+        # dropout depends on the place in the data, so that an island that comes back draws the same
+        place = (self._spec.job.seed, self._shard_index, self._cursor)
+        torch.manual_seed(int(np.random.SeedSequence(place).generate_state(1, np.uint64)[0] >> 1))
+        loss = self._backward(tokens)
+        if self._inner.clip_norm is not None:
+            nn.utils.clip_grad_norm_(self._parameters.values(), self._inner.clip_norm)
+        for optimizer in self._optimizers:
+            guarded(
+                f"step of the optimizer {self._inner.factory or self._inner.kind!r}", optimizer.step, (RuntimeError,)
+            )()
+        self._forget_gradients()
+        if not self._trained:
+            self._trained = True
+            self._named_state()  # refuses an optimizer whose state cannot travel
+        self._cursor += 1
+        return StepResult(tokens.shape[0] * (tokens.shape[1] - 1), loss, self._text.flaws())
+
+    def snapshot(self, pieces: Iterable[str]) -> DeviceCopy:
+        return DeviceCopy({name: tensor.detach().clone() for name, tensor in taken(self._parameters, pieces).items()})
+
+    def load(self, arrays: Mapping[str, np.ndarray]) -> None:
+        self._trained = True
+        with torch.no_grad():
+            for name, array in arrays.items():
+                self._piece(name, array).copy_(_tensor(array))
+
+    def add(self, arrays: Mapping[str, np.ndarray]) -> None:
+        self._trained = True
+        with torch.no_grad():
+            for name, array in arrays.items():
+                self._piece(name, array).add_(_tensor(array).to(self._device))
+
+    def export_state(self, pieces: Iterable[str] | None = None) -> HostCopy:
+        """Copy the state to the host. The copy is complete when this returns, because the next step changes the state."""
+        self._allocate()
+        wanted = [piece_named(name) for name in (self._parameters if pieces is None else pieces)]
+        state: Arrays = {}
+        for name, (value, tensor) in self._named_state().items():
+            if tensor is None:
+                state[name] = _on_host(value)
+                continue
+            for piece in wanted:
+                if piece.tensor == tensor:
+                    state[f"{name}{piece.name.removeprefix(tensor)}"] = _on_host(value[piece.index])
+        return HostCopy(state)
+
+    def import_state(self, state: Mapping[str, np.ndarray]) -> None:
+        """Load a peer's state. Raises DataError, and changes nothing, if it belongs to another model or optimizer."""
+        self._allocate()
+        self._trained = True
+        state = joined(state)
+        parameters = {
+            name.removeprefix(PARAMETERS): array for name, array in state.items() if name.startswith(PARAMETERS)
+        }
+        moments = [_of_parameter(name) for name in state if name.startswith(OPTIMIZER)]
+        numbers = [_of_group(name) for name in state if name.startswith(OF_GROUP)]
+        differing = sorted(parameters.keys() ^ self._parameters.keys())
+        differing += sorted({name for _, name in moments} - self._parameters.keys())
+        groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]
+        differing += [f"parameter group {index}" for index, _ in numbers if index >= len(groups)]
+        if differing:
+            raise DataError(
+                detail="A peer's state does not fit this island's model: only one of them has "
+                f"{', '.join(differing[:4])}."
+            )
+        for name, array in parameters.items():
+            self._piece(name, array)
+        self.load(parameters)
+        owner = {id(each): optimizer for optimizer in self._optimizers for each in _members(optimizer)}
+        for optimizer in self._optimizers:
+            optimizer.state.clear()
+        for key, name in moments:
+            parameter = self._parameters[name]
+            own = owner[id(parameter)]
+            capturable = any(group.get("capturable") or group.get("fused") for group in own.param_groups)
+            value = _value(state[f"{OPTIMIZER}{key}/{name}"])
+            if isinstance(value, torch.Tensor) and (value.ndim or capturable):
+                value = value.to(parameter.device)
+            own.state[parameter][key] = value
+        for index, key in numbers:
+            groups[index][key] = _value(state[f"{OF_GROUP}{index}/{key}"])
+
+    def cursor(self) -> int:
+        return self._cursor
+
+    def seek(self, cursor: int) -> None:
+        self._cursor = cursor
+
+    def take_shard(self, index: int) -> None:
+        self._shard_index, self._draw = index, None
+
+    def evaluate(self, arrays: Mapping[str, np.ndarray], limit_s: float = math.inf) -> HeldOutLoss:
+        self._prepare_module()
+        tensors = {name: _tensor(array).to(self._device) for name, array in joined(arrays).items()}
+        if missing := sorted(self._parameters.keys() - tensors.keys()):
+            raise DataError(detail=f"{', '.join(missing[:3])} are missing, so the model cannot be measured.")
+        self._module.eval()
+
+        def loss_of(tokens: np.ndarray) -> float:
+            with torch.no_grad():
+                inputs, targets = self._on_device(tokens)
+                with self._computing():
+                    result = torch.func.functional_call(self._module, tensors, (inputs,))
+                return float(cross_entropy(logits_of(result), targets))
+
+        return self._text.measure(loss_of, min(EVALUATION_BATCH_MAX, self._spec.batch_size), limit_s)
+
+    def unigram_loss(self) -> float:
+        return self._text.unigram_loss()
+
+    # ── helpers ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def _batch_shape(self) -> tuple[int, int]:
+        return self._spec.batch_size, self._spec.job.data.sequence_length + 1
+
+    def _prepare_module(self) -> None:
+        if next(iter(self._parameters.values())).device.type != self._device.type:
+            self._module.to(self._device)  # parameters stay the same objects
+
+    def _allocate(self) -> None:
+        if self._optimizers:
+            return
+        self._prepare_module()
+        if self._model.remat == "full":
+            checkpoint_activations(self._module, str(self._spec.job.trainer.model))
+        self._optimizers = optimizers_of(self._inner, self._parameters, self._roles)
+        groups = [optimizer.param_groups for optimizer in self._optimizers]
+        self._first_rates = [[float(group["lr"]) for group in each] for each in groups]
+        self._group_numbers = [_numbers_of(group) for each in groups for group in each]
+
+    def _backward(self, tokens: np.ndarray, accumulation: int | None = None) -> float:
+        """Add the gradient of the batch's objective to the parameters' gradients, and return its plain loss."""
+        count = self._spec.accumulation if accumulation is None else accumulation
+        self._module.train()
+        total = 0.0
+        for first in range(count):  # as in JAX: sequences a, a + A, … are microbatch a
+            inputs, targets = self._on_device(tokens[first::count])
+            with self._computing():
+                result = self._checked_module(inputs)
+            logits = logits_of(result)
+            loss = cross_entropy(logits, targets)
+            objective = loss + auxiliary_of(result, self._module)
+            if z_loss := self._spec.job.training.z_loss:
+                objective = objective + z_loss * torch.logsumexp(logits.float(), -1).square().mean()
+            (objective / count).backward()
+            total += float(loss.detach())
+        return total / count
+
+    def _forget_gradients(self) -> None:
+        self._module.zero_grad(set_to_none=True)
+
+    def _computing(self) -> Any:
+        return torch.autocast(self._device.type, torch.bfloat16, enabled=self._model.compute_dtype == "bfloat16")
+
+    def _on_device(self, tokens: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return a batch's inputs and targets on the device."""
+        placed = torch.from_numpy(np.ascontiguousarray(tokens)).to(self._device, torch.int64)
+        return placed[:, :-1], placed[:, 1:]
+
+    def _batch(self) -> np.ndarray:
+        if self._draw is None:
+            self._draw = self._text.draw(self._shard_index, self._shard_count)
+        return self._draw(self._cursor)
+
+    def _piece(self, name: str, array: np.ndarray) -> torch.Tensor:
+        """Return the piece of a parameter that the array is for, as a view. Raises DataError if its shape is another."""
+        piece = piece_named(name)
+        view: torch.Tensor = self._parameters[piece.tensor].data[piece.index]
+        if tuple(view.shape) != array.shape:
+            raise DataError(detail=f"{name}: shape {array.shape} cannot replace {tuple(view.shape)}.")
+        return view
+
+    def _persistent_buffers(self) -> Iterable[tuple[str, torch.Tensor]]:
+        saved = self._module.state_dict(keep_vars=True)
+        return [(name, buffer) for name, buffer in self._module.named_buffers() if name in saved]
+
+    @cached_property
+    def _names(self) -> dict[int, str]:
+        return {id(parameter): name for name, parameter in self._parameters.items()}
+
+    def _named_state(self) -> dict[str, tuple[Any, str | None]]:
+        """Return every value of the state by its name, with the tensor that it has the shape of.
+
+        Raises ConfigurationError for an optimizer that keeps anything but tensors and numbers.
+        """
+        named: dict[str, tuple[Any, str | None]] = {
+            PARAMETERS + name: (parameter.detach(), name) for name, parameter in self._parameters.items()
+        }
+        for optimizer in self._optimizers:
+            for parameter, values in optimizer.state.items():
+                name = self._names[id(parameter)]
+                for key, value in values.items():
+                    if value is None:
+                        continue
+                    if not _travels(value):
+                        raise ConfigurationError(
+                            detail="training.inner_optimizer: the optimizer "
+                            f"{self._inner.factory or self._inner.kind!r} keeps {key} of {name}, of type "
+                            f"{type(value).__name__}, in its state. Use an optimizer whose state consists of plain "
+                            "tensors and numbers, so that it can be saved and sent."
+                        )
+                    has_shape = isinstance(value, torch.Tensor) and value.ndim and value.shape == parameter.shape
+                    named[f"{OPTIMIZER}{key}/{name}"] = (value, name if has_shape else None)
+        groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]
+        for index, (group, first) in enumerate(zip(groups, self._group_numbers, strict=True)):
+            for key, value in _numbers_of(group).items():
+                if value != first.get(key):
+                    named[f"{OF_GROUP}{index}/{key}"] = (value, None)
+        return named
+
+
+class DeviceCopy:
+    """A ``contract.Snapshot``: a copy on the device, which ``arrays`` brings to the host."""
+
+    def __init__(self, tensors: dict[str, torch.Tensor]) -> None:
+        self._tensors = tensors
+
+    def arrays(self) -> Arrays:
+        return {name: tensor.cpu().numpy() for name, tensor in self._tensors.items()}
+
+
+# ── the optimizer ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def optimizers_of(
+    section: InnerOptimizerSection, parameters: Mapping[str, nn.Parameter], roles: Roles
+) -> list[torch.optim.Optimizer]:
+    """Return the optimizers that together move all parameters: two for Muon, otherwise one."""
+    settings = settings_of({name: each.ndim for name, each in parameters.items()}, section, roles)
+
+    def groups(names: Iterable[str], *, decays: bool = True) -> list[dict[str, Any]]:
+        by_setting: dict[tuple[float, float], list[nn.Parameter]] = {}
+        for name in names:
+            own = settings[name]
+            by_setting.setdefault((own.lr_ratio, own.weight_decay if decays else 0.0), []).append(parameters[name])
+        return [
+            {"params": members, "lr": section.lr * ratio} | ({"weight_decay": decay} if decays else {})
+            for (ratio, decay), members in by_setting.items()
+        ]
+
+    def adamw(names: Iterable[str]) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(groups(names), lr=section.lr, betas=(section.beta1, section.beta2))
+
+    if section.factory is not None:
+        return [_of_factory(section.factory, section, parameters, groups(parameters, decays=False))]
+    if section.kind == "adamw":
+        return [adamw(parameters)]
+    if section.kind != "muon":
+        raise ConfigurationError(
+            detail=f"training.inner_optimizer.kind is {section.kind}, which a torch trainer does not have. Use adamw "
+            "or muon, or a factory such as torch.optim:Adafactor."
+        )
+    matrices = [name for name, own in settings.items() if own.use == "matrix" and parameters[name].ndim == 2]
+    others = [name for name in parameters if name not in set(matrices)]
+    muon = [
+        torch.optim.Muon(groups(matrices), lr=section.lr, momentum=section.momentum, adjust_lr_fn="match_rms_adamw")
+    ]
+    return [*(muon if matrices else []), *([adamw(others)] if others else [])]
+
+
+def _of_factory(
+    path: str, section: InnerOptimizerSection, parameters: Mapping[str, nn.Parameter], groups: list[dict[str, Any]]
+) -> torch.optim.Optimizer:
+    factory = imported(FACTORY, path)
+    if isinstance(factory, type) and issubclass(factory, torch.optim.Optimizer):
+        fields = InnerOptimizerSection.model_fields
+        if unread := [name for name in NOT_GIVEN if getattr(section, name) != fields[name].default]:
+            raise ConfigurationError(
+                detail=f"training.inner_optimizer.{unread[0]} is {getattr(section, unread[0]):g}, but {path} gets only "
+                "lr and settings. Write its own arguments into training.inner_optimizer.settings."
+            )
+        options = {name: tuple(each) if isinstance(each, list) else each for name, each in section.settings.items()}
+        built = guarded(f"{FACTORY} {path!r}", factory)(groups, lr=section.lr, **options)
+    else:
+        if section.groups:
+            raise ConfigurationError(
+                detail=f"training.inner_optimizer.groups is set, but {path!r} groups its parameters itself. Remove the "
+                "groups."
+            )
+        document = section.model_dump(mode="json")
+        built = called(FACTORY, path, list(parameters.items()), document, settings=section.settings)
+    if not isinstance(built, torch.optim.Optimizer):
+        raise ConfigurationError(
+            detail=f"{FACTORY} {path!r} returned {type(built).__name__}; for a torch trainer it must return a "
+            "torch.optim.Optimizer of the named parameters that it gets."
+        )
+    own = {id(each) for each in parameters.values()}
+    if foreign := sum(id(each) not in own for each in _members(built)):
+        raise ConfigurationError(
+            detail=f"{FACTORY} {path!r} returned an optimizer of {foreign} other parameters. Use those that it gets."
+        )
+    return built
+
+
+def _members(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
+    return [each for group in optimizer.param_groups for each in group["params"]]
+
+
+def _numbers_of(group: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the numbers of a parameter group, except for its learning rate, which the schedule sets."""
+    return {key: each for key, each in group.items() if isinstance(each, bool | int | float) and key != "lr"}
+
+
+# ── values of a state ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _travels(value: Any) -> bool:
+    if isinstance(value, bool | int | float):
+        return True
+    return type(value) in (torch.Tensor, nn.Parameter) and value.layout == torch.strided and not value.is_quantized
+
+
+def _on_host(value: Any) -> np.ndarray:
+    """Return a copy in the host's memory. Python's numbers become 64-bit scalars."""
+    if not isinstance(value, torch.Tensor):
+        return np.array(value)
+    tensor = value.detach().cpu()
+    if tensor.dtype == torch.bfloat16:
+        return np.array(tensor.contiguous().view(torch.uint16).numpy()).view(ml_dtypes.bfloat16)
+    return np.array(tensor.numpy())
+
+
+def _value(array: np.ndarray) -> Any:
+    """Return the inverse of ``_on_host``, on the CPU."""
+    if not array.ndim and array.dtype in (np.float64, np.int64, np.bool_):
+        return array.item()
+    return _tensor(array).clone()
+
+
+def _tensor(array: np.ndarray) -> torch.Tensor:
+    array = np.ascontiguousarray(array).reshape(array.shape)
+    if not array.flags.writeable:
+        array = array.copy()
+    if array.dtype == ml_dtypes.bfloat16:
+        return torch.from_numpy(array.view(np.uint16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
+
+
+def _of_parameter(name: str) -> tuple[str, str]:
+    """Return the key and the parameter of a value in an optimizer's state."""
+    key, _, parameter = name.removeprefix(OPTIMIZER).partition("/")
+    return key, parameter
+
+
+def _of_group(name: str) -> tuple[int, str]:
+    index, _, key = name.removeprefix(OF_GROUP).partition("/")
+    return int(index), key
+
+
+def _is_on_cpu() -> bool:
+    return os.environ.get("JAX_PLATFORMS") == "cpu" or not torch.cuda.is_available()

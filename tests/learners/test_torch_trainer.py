@@ -1,0 +1,437 @@
+"""PyTorch islands: the trainer keeps the contract, refuses what it must, and the page's jobs live through kill and resume.
+
+``make torch-test`` runs this in an environment with torch and transformers; elsewhere it skips itself.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from learners.factories import trainer_of
+from learners.island_spec import IslandSpec
+from learners.job_check import findings
+from orchestrator.errors import ConfigurationError, DataError, InvalidJobSpec
+from orchestrator.models.huggingface import export, origin
+from orchestrator.specification.config import parse_job
+from orchestrator.system.roots import EVERYTHING
+from tests.documents import DOCS, ROOT, blocks
+from tests.waiting import wait_until
+
+torch = pytest.importorskip("torch", reason="needs torch: make torch-test has it")
+transformers = pytest.importorskip("transformers", reason="needs transformers: make torch-test has it")
+PAGE = (DOCS / "guide" / "pytorch.md").read_text()
+MODULE, (JOB, OWN_MODULE) = (
+    next(block.text for block in blocks(PAGE) if block.kind == "python"),
+    [yaml.safe_load(block.text) for block in blocks(PAGE) if block.kind == "yaml"],
+)
+SMALL = {"vocab_size": 256, "bos_token_id": None, "eos_token_id": None}
+CONFIGS: dict[str, Callable[[], Any]] = {
+    "gpt2": lambda: transformers.GPT2Config(n_positions=64, n_embd=32, n_layer=2, n_head=2, **SMALL),
+    "phi": lambda: transformers.PhiConfig(
+        hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2, **SMALL
+    ),
+    "mixtral": lambda: transformers.MixtralConfig(
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        num_local_experts=4,
+        output_router_logits=True,
+        **SMALL,
+    ),
+}
+
+
+def saved(folder: Path, kind: str = "gpt2", weights: bool = True) -> Path:
+    torch.manual_seed(3)
+    config = CONFIGS[kind]()
+    if weights:
+        transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    else:
+        config.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def mine(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    module = ModuleType("mine")
+    exec(compile(MODULE, "pytorch.md", "exec"), vars(module))
+    monkeypatch.setitem(sys.modules, "mine", module)
+    return module
+
+
+def spec_of(named: Any, settings: dict[str, Any] | None = None, **changes: Any) -> IslandSpec:
+    inner = {"warmup_steps": 2, "lr": 0.01} | changes.pop("inner_optimizer", {})
+    training = {"batch_size": 4, "inner_optimizer": inner} | changes.pop("training", {})
+    document = {
+        "islands": [{"node_group": "a", "count": 2}],
+        "budget": {"steps": 40},
+        "data": {"sequence_length": 16},
+        "model": {"compute_dtype": "float32"} | changes.pop("model", {}),
+        "trainer": {"kind": "torch", "model": str(named), "settings": settings or {}},
+        "training": training,
+        "evaluation": {"sequences": 8},
+    }
+    job = parse_job(document | changes)
+    return IslandSpec.of({**job.island_document(job.islands[0]), "roots": EVERYTHING})
+
+
+def own(settings: dict[str, Any] | None = None, **changes: Any) -> IslandSpec:
+    return spec_of("mine:build", {"width": 16, "depth": 1} if settings is None else settings, **changes)
+
+
+def trained(spec: IslandSpec, steps: int = 3, shard: int = 0) -> Any:
+    trainer = trainer_of(spec, shard, 2)
+    for step in range(steps):
+        trainer.step(step)
+    return trainer
+
+
+def same(one: Any, other: Any) -> bool:
+    mine, theirs = (each.snapshot(each.tensor_shapes()).arrays() for each in (one, other))
+    return all(np.array_equal(mine[name], theirs[name]) for name in mine)
+
+
+OPTIMIZERS = [
+    {},
+    {"kind": "muon"},
+    {"factory": "torch.optim:NAdam", "settings": {"betas": [0.9, 0.99]}},
+    {"factory": "torch.optim:Adafactor"},
+    {"factory": "mine:optimizer", "settings": {"betas": [0.8, 0.9]}},
+]
+
+
+@pytest.mark.parametrize(
+    "inner", OPTIMIZERS, ids=lambda inner: str(inner.get("factory") or inner.get("kind") or "adamw")
+)
+def test_whoever_takes_its_state_whole_or_in_pieces_continues_bit_for_bit(
+    mine: ModuleType, inner: dict[str, Any]
+) -> None:
+    spec = own(inner_optimizer=inner)
+    one = trained(spec)
+    halves = ["embed.weight[0:100]", "embed.weight[100:256]"]
+    pieces = [*halves, *(name for name in one.tensor_shapes() if name != "embed.weight")]
+    for state in (one.export_state(), one.export_state(pieces)):
+        other = trainer_of(spec, 1, 2)
+        other.import_state(state.arrays())
+        other.take_shard(0)
+        other.seek(3)
+        again = trainer_of(spec, 0, 2)
+        again.import_state(one.export_state().arrays())
+        again.seek(3)
+        again.step(3)
+        other.step(3)
+        assert same(other, again)
+    one.step(3)
+    assert same(one, other)
+
+
+def test_a_state_of_another_model_is_refused_and_changes_nothing(mine: ModuleType) -> None:
+    trainer = trained(own())
+    before = trainer.snapshot(trainer.tensor_shapes()).arrays()
+    with pytest.raises(DataError, match="does not fit this island's model: only one of them has"):
+        trainer.import_state(trained(own({"width": 16, "depth": 2})).export_state().arrays())
+    with pytest.raises(DataError, match="cannot replace"):
+        trainer.import_state(trained(own({"width": 32, "depth": 1})).export_state().arrays())
+    after = trainer.snapshot(trainer.tensor_shapes()).arrays()
+    assert all(np.array_equal(before[name], after[name]) for name in before)
+
+
+def test_pieces_are_replaced_and_added_to_and_a_snapshot_stays_as_it_was(mine: ModuleType) -> None:
+    trainer = trained(own())
+    snapshot = trainer.snapshot(["embed.weight"])
+    expected = snapshot.arrays()["embed.weight"].copy()
+    trainer.load({"embed.weight[8:16]": np.full((8, 16), 2.0, np.float32)})
+    trainer.add({"embed.weight[8:12]": np.full((4, 16), 0.5, np.float32)})
+    assert np.array_equal(snapshot.arrays()["embed.weight"], expected)
+    expected[8:16], expected[8:12] = 2.0, 2.5
+    assert np.array_equal(trainer.snapshot(["embed.weight"]).arrays()["embed.weight"], expected)
+
+
+def test_version_0_follows_from_the_seed_and_training_does_not_change_it(mine: ModuleType) -> None:
+    one, other, third = trained(own()), trainer_of(own(), 1, 2), trainer_of(own(seed=1), 0, 2)
+    first, second, different = (each.initial_parameters() for each in (one, other, third))
+    assert all(np.array_equal(first[name], second[name]) for name in first)
+    assert not np.array_equal(first["embed.weight"], different["embed.weight"])
+    part = one.initial_parameters(["embed.weight[3:5]"])["embed.weight[3:5]"]
+    assert np.array_equal(part, first["embed.weight"][3:5])
+
+
+def test_it_learns_and_measuring_changes_nothing(mine: ModuleType) -> None:
+    trainer = trainer_of(own(), 0, 1)
+    trainer.warm_up()
+    names = list(trainer.tensor_shapes())
+    before = trainer.evaluate(trainer.snapshot(names).arrays()).loss
+    for step in range(30):
+        result = trainer.step(step)
+    after = trainer.snapshot(names).arrays()
+    assert trainer.evaluate(after).loss < before - 0.5
+    assert result.token_count == 4 * 16
+    initial = trainer.initial_parameters()
+    assert trainer.evaluate(initial).loss == pytest.approx(before, rel=1e-5)
+    assert all(np.array_equal(after[name], array) for name, array in trainer.snapshot(names).arrays().items())
+
+
+def test_a_batch_in_parts_is_the_batch(mine: ModuleType) -> None:
+    whole, parts = trained(own()), trained(own(training={"batch_size": 4, "accumulation": 4}))
+    mine_, theirs = (each.snapshot(["embed.weight"]).arrays()["embed.weight"] for each in (whole, parts))
+    assert np.allclose(mine_, theirs, atol=1e-3)
+
+
+def test_the_adamw_of_torch_takes_the_step_of_the_one_of_optax(mine: ModuleType) -> None:
+    """The same gradients, the same groups: five steps agree to rounding."""
+    import jax.numpy as jnp
+
+    from learners import optimizers
+    from learners.optimizer_settings import update_scale
+    from learners.torch_trainer import optimizers_of
+
+    for kind in ("adamw", "muon"):
+        section = own(inner_optimizer={"kind": kind}).job.training.inner_optimizer
+        drawn = np.random.default_rng(1)
+        start = {
+            name: drawn.standard_normal(shape).astype(np.float32) for name, shape in {"a": (8, 12), "b": (5,)}.items()
+        }
+        theirs = {name: torch.nn.Parameter(torch.from_numpy(each.copy())) for name, each in start.items()}
+        steps = optimizers_of(section, theirs, {})
+        ours, transformation = (
+            {name: jnp.asarray(each) for name, each in start.items()},
+            optimizers.build(section.model_copy(update={"clip_norm": None})),
+        )
+        state = transformation.init(ours)
+        for step in range(5):
+            gradient = {name: drawn.standard_normal(each.shape).astype(np.float32) for name, each in start.items()}
+            scale = update_scale(section, 40, step)
+            updates, state = transformation.update({n: jnp.asarray(g) for n, g in gradient.items()}, state, ours)
+            ours = {name: ours[name] + scale * updates[name] for name in ours}
+            for optimizer in steps:
+                for group in optimizer.param_groups:
+                    group["lr"] = scale
+            for name, each in theirs.items():
+                each.grad = torch.from_numpy(gradient[name])
+            for optimizer in steps:
+                optimizer.step()
+        tolerance = 1e-5 if kind == "adamw" else 2e-3  # Muon's iteration is in bfloat16 in torch
+        for name, each in ours.items():
+            assert np.allclose(theirs[name].detach().numpy(), each, atol=tolerance), (kind, name)
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_a_folder_of_transformers_trains_and_its_export_loads_with_the_same_logits(tmp_path: Path, kind: str) -> None:
+    folder = saved(tmp_path / kind, kind)
+    trainer = trained(spec_of(folder, model={"remat": "full"}))
+    job, out = spec_of(folder).job, tmp_path / "out"
+    out.mkdir()
+    from safetensors.numpy import save_file
+
+    arrays = trainer.snapshot(trainer.tensor_shapes()).arrays()
+    save_file(arrays, tmp_path / "merged.safetensors")
+    document = json.loads(job.model_dump_json())
+    export.write(tmp_path / "merged.safetensors", out, document, None, origin.taken(str(folder), EVERYTHING))
+    loaded, found = transformers.AutoModelForCausalLM.from_pretrained(
+        out, output_loading_info=True, dtype=torch.float32
+    )
+    assert not found["missing_keys"]
+    assert not found["unexpected_keys"]
+    named = dict(loaded.named_parameters())
+    assert all(np.array_equal(named[name].detach().numpy(), array) for name, array in arrays.items())
+
+
+def test_a_folder_without_weights_starts_from_the_seed_and_settings_replace_its_fields(tmp_path: Path) -> None:
+    folder = saved(tmp_path / "config", weights=False)
+    trainer = trainer_of(spec_of(folder, {"n_layer": 1}), 0, 1)
+    assert not any(".h.1." in name for name in trainer.tensor_shapes())
+    with pytest.raises(
+        ConfigurationError, match=r"^trainer.settings has n_layers, but config.json of .* no such field"
+    ):
+        trainer_of(spec_of(folder, {"n_layers": 1}), 0, 1)
+
+
+class Wrong:
+    """Factories of modules that cannot train, each with what is said."""
+
+    @staticmethod
+    def not_causal() -> Any:
+        module = torch.nn.Sequential(torch.nn.Embedding(256, 8), torch.nn.Linear(8, 256))
+        module.register_forward_hook(lambda _, __, logits: logits + logits.mean(1, keepdim=True))
+        return module
+
+    @staticmethod
+    def bfloat16() -> Any:
+        return torch.nn.Sequential(torch.nn.Embedding(256, 8), torch.nn.Linear(8, 256)).bfloat16()
+
+    @staticmethod
+    def frozen() -> Any:
+        return torch.nn.Sequential(torch.nn.Embedding(256, 8), torch.nn.Linear(8, 256)).requires_grad_(False)
+
+    @staticmethod
+    def headless() -> Any:
+        return torch.nn.Flatten()
+
+    @staticmethod
+    def nothing() -> Any:
+        return None
+
+
+@pytest.mark.parametrize(
+    ("factory", "said"),
+    [
+        ("not_causal", "is not causal: the logits of a position change with later tokens"),
+        ("bfloat16", "0.weight is of torch.bfloat16, but parameters that train are merged and sent in float32"),
+        ("frozen", "has no parameters that require a gradient"),
+        ("headless", "has no parameters that require a gradient"),
+        ("nothing", "returned NoneType; it must return a torch.nn.Module"),
+    ],
+)
+def test_a_module_that_cannot_train_is_refused(mine: ModuleType, factory: str, said: str) -> None:
+    vars(mine)["build"] = lambda spec: getattr(Wrong, factory)()
+    with pytest.raises(ConfigurationError, match=f"^trainer.model.*{said}"):
+        trainer_of(own({}), 0, 1)
+
+
+def test_running_statistics_are_refused_before_the_first_step(mine: ModuleType) -> None:
+    class Normed(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.norm, self.head = (
+                torch.nn.Embedding(256, 8),
+                torch.nn.BatchNorm1d(8),
+                torch.nn.Linear(8, 256),
+            )
+
+        def forward(self, tokens: Any) -> Any:
+            return self.head(self.norm(self.embed(tokens).transpose(1, 2)).transpose(1, 2))
+
+    vars(mine)["build"] = lambda spec: Normed()
+    with pytest.raises(ConfigurationError, match=r"has the buffer norm\.running_mean, which training changes"):
+        trainer_of(own({}), 0, 1).warm_up()
+
+
+@pytest.mark.parametrize(
+    ("inner", "said"),
+    [
+        ({"factory": "torch.optim:Adan"}, "cannot be imported .*no attribute 'Adan'"),
+        ({"factory": "torch.optim:SGD", "weight_decay": 0.3}, "weight_decay is 0.3, but torch.optim:SGD gets only lr"),
+        ({"factory": "torch.optim:SGD", "settings": {"speed": 1}}, "raises TypeError: .*speed"),
+        ({"factory": "mine:optimizer", "groups": [{"role": "vector"}]}, "groups its parameters itself"),
+        ({"factory": "mine:build"}, "raises TypeError"),
+    ],
+)
+def test_an_optimizer_that_is_none_is_refused(mine: ModuleType, inner: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        trained(own(inner_optimizer=inner), 1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "path"),
+    [
+        ({"model": {"preset": "qwen3-20m"}}, "model.preset"),
+        ({"model": {"remat": "dots"}}, "model.remat"),
+        ({"inner_optimizer": {"kind": "lion"}}, "training.inner_optimizer.kind"),
+        ({"islands": [{"node_group": "a", "hosts": 2}]}, "islands.0.hosts"),
+        ({"islands": [{"node_group": "a", "accelerator": "gpu", "accelerators": 2}]}, "islands.0.accelerators"),
+    ],
+)
+def test_what_only_jax_has_is_refused_at_submission(changes: dict[str, Any], path: str) -> None:
+    with pytest.raises(InvalidJobSpec) as refused:
+        own(**changes)
+    assert [problem.path for problem in refused.value.problems] == [path]
+
+
+def test_a_job_is_checked_without_a_cluster(tmp_path: Path, mine: ModuleType) -> None:
+    found = findings(spec_of(saved(tmp_path / "model")).document | {"roots": EVERYTHING})
+    assert (found["problems"], found["data"]["vocabulary_size"]) == ([], 256)
+    assert found["model"]["parameters"] == 35_712
+    vars(mine)["build"] = lambda spec: Wrong.not_causal()
+    (problem,) = findings(own({}).document)["problems"]
+    assert problem["path"] == "trainer.model"
+
+
+# ── a live job ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Shell:
+    """The command line of this environment, in a folder that has the page's files."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        package = folder / "packages" / "mypackage"
+        package.mkdir(parents=True)
+        (package / "__init__.py").touch()
+        (package / "models.py").write_text(MODULE)
+
+    def atoll(self, *arguments: str) -> str:
+        command = [sys.executable, "-m", "api.cli", *arguments, "--home", str(self.folder / "home")]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, f"{arguments}: {done.stdout}{done.stderr}"
+        return done.stdout
+
+    def job(self, name: str) -> dict[str, Any]:
+        shown: dict[str, Any] = json.loads(self.atoll("status", name, "--json"))
+        return shown
+
+    def submit(self, document: dict[str, Any], *options: str) -> str:
+        path = self.folder / "job.yaml"
+        path.write_text(yaml.safe_dump(document))
+        return str(json.loads(self.atoll("submit", str(path), "--json", *options))["job"])
+
+
+def merges_of(job: dict[str, Any]) -> int:
+    return sum(int(fragment["version"]) for fragment in job["fragments"])
+
+
+FORMATS = {"folder": "huggingface", "module": "safetensors"}
+
+
+@pytest.mark.soak("two live jobs with two islands each")
+@pytest.mark.parametrize("which", ["folder", "module"])
+def test_a_job_of_the_page_is_killed_and_resumed_and_its_export_loads(tmp_path: Path, which: str) -> None:
+    shell, folder = Shell(tmp_path), saved(tmp_path / "models" / "gpt2")
+    own_part = {"trainer": {**JOB["trainer"], "model": str(folder)}} if which == "folder" else OWN_MODULE
+    document = {**JOB, **own_part, "budget": {"steps": 100_000}}
+    runs = ("--runs", str(tmp_path / "runs"), "--data", str(tmp_path), "--allow", "mypackage")
+    shell.atoll("up", *runs, "--packages", str(tmp_path / "packages"))
+    try:
+        job = shell.submit(document)
+
+        def merges() -> int:
+            shown = shell.job(job)
+            assert shown["state"] not in ("failed", "cancelled"), shown
+            return merges_of(shown)
+
+        wait_until(lambda: merges() >= 4, "four merges", 2.0)
+        shell.atoll("kill", job, "europe")
+        before = merges()
+        wait_until(lambda: merges() >= before + 6, "merges after the kill", 2.0)
+        shell.atoll("checkpoint", job)
+        wait_until(lambda: json.loads(shell.atoll("checkpoints", job, "--json")), "a checkpoint", 2.0)
+        shell.atoll("cancel", job)
+        done = merges_of(shell.job(job))
+        job = shell.submit(document, "--resume", job)
+        wait_until(lambda: merges() >= done + 2, "merges of the resumed job", 2.0)
+        shell.atoll("export", job, "--out", str(tmp_path / "out"), "--format", FORMATS[which])
+        shell.atoll("cancel", job)
+    finally:
+        shell.atoll("down")
+    if which == "folder":
+        loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+        answer = loaded.generate(torch.tensor([list(b"def ")]), max_new_tokens=4, do_sample=False)
+        assert answer.shape[1] > 4
+    else:
+        from safetensors.torch import load_file
+
+        module = ModuleType("models")
+        exec(compile(MODULE, "pytorch.md", "exec"), vars(module))
+        built = module.build({}, OWN_MODULE["trainer"]["settings"])
+        built.load_state_dict(load_file(tmp_path / "out" / "model.safetensors"))
