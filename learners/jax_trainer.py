@@ -160,6 +160,10 @@ class JaxTrainer:
         self._allocate()
         return self._parameters, self._state
 
+    def arrays_frozen(self) -> Mapping[str, jax.Array]:
+        """Return the tensors on the devices that are not trained."""
+        return self._frozen
+
     def memory_analysis(self) -> Any:
         """Compile the step and return XLA's figures of its memory on one device, in bytes. Nothing is allocated."""
         return self._compiled_step().memory_analysis()
@@ -323,7 +327,10 @@ class JaxTrainer:
         initialise = partial(self._model.initialise, self._spec.job.seed)
         tensors = jax.eval_shape(initialise) if self._model.traceable else self._initial
         shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-        mesh.require_division(self._spec, shapes, self._model.axes, self._model.roles)
+        if (frozen := self._model.frozen) is None:
+            mesh.require_division(self._spec, shapes, self._model.axes, self._model.roles)
+        else:
+            mesh.require_division(self._spec, frozen.model, frozen.axes, frozen.roles)
         return shapes
 
     @cached_property
@@ -358,7 +365,6 @@ class JaxTrainer:
         frozen = self._model.frozen
         if frozen is None:
             return {}
-        mesh.require_division(self._spec, frozen.shapes, frozen.axes, frozen.roles)
         shardings = mesh.shardings(self._mesh, frozen.shapes, frozen.axes, frozen.roles)
         return {
             name: jax.ShapeDtypeStruct(tensor.shape, tensor.dtype, sharding=shardings[name])

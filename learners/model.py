@@ -108,7 +108,8 @@ def _partly_trained(whole: Model, section: TrainableSection, seed: int) -> Model
         value=value,
         traceable=whole.traceable and whole.initial_weights is None,
         axes=whole.axes,
-        roles=_of_names(whole.roles, names),
+        roles=whole.roles,
+        model=shapes,
     )
     return replace(adapted, frozen=frozen, flops_per_token=None)
 

@@ -44,7 +44,8 @@ class Frozen:
 
     outline    their shapes, with the types in which they are held
     value      returns one of them, as ``Model.initialise`` does: NumPy, or JAX that can be traced
-    axes       as ``Model.axes``, and ``roles`` as ``Model.roles``
+    axes       as ``Model.axes``, and ``roles`` as ``Model.roles``, of all tensors of the model
+    model      the shapes of these: a mesh must divide them, and not the adapters, which are small
     """
 
     outline: Mapping[str, jax.ShapeDtypeStruct]
@@ -52,6 +53,7 @@ class Frozen:
     traceable: bool
     axes: Mapping[str, tuple[str | None, ...]]
     roles: Roles
+    model: Mapping[str, tuple[int, ...]]
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:

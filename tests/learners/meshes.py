@@ -214,9 +214,26 @@ def mixed_experts() -> dict[str, Any]:
     return found
 
 
-def mixture(of_mesh: Mapping[str, int] | None) -> JaxTrainer:
+def adapted() -> dict[str, Any]:
+    """Losses of the mixture of which only adapters are trained, on the meshes; and where a frozen matrix lies."""
+    found = {}
+    for name in ("fsdp", "mixed"):
+        one = mixture(MESHES[name], ADAPTERS)
+        frozen = one.arrays_frozen()["layers.attention.query"]
+        found[name] = {
+            "losses": losses(one, 0, 2),
+            "part": int(np.prod(frozen.sharding.shard_shape(frozen.shape))) / frozen.size,
+        }
+    return found
+
+
+ADAPTERS = {"lora": {"rank": 2, "targets": ["all-linear", "router", "experts.*"]}}
+
+
+def mixture(of_mesh: Mapping[str, int] | None, part: Mapping[str, Any] | None = None) -> JaxTrainer:
     spec = document(of_mesh) | {
-        "model": parse_job(job(model={"decoder": MIXTURE, "compute_dtype": "float32"})).model.model_dump(mode="json")
+        "model": parse_job(job(model={"decoder": MIXTURE, "compute_dtype": "float32"})).model.model_dump(mode="json"),
+        "trainable": part,
     }
     return JaxTrainer(spec, build(spec), lambda shard: text().draw(shard, 2), text=text())
 
@@ -239,7 +256,16 @@ def placed_tensor_by_tensor() -> dict[str, Any]:
 
 SITUATIONS: Mapping[str, Callable[[], Any]] = {
     situation.__name__: situation
-    for situation in (trained, trained_by_other_axes, pieces, moved, gathered, mixed_experts, placed_tensor_by_tensor)
+    for situation in (
+        trained,
+        trained_by_other_axes,
+        pieces,
+        moved,
+        gathered,
+        mixed_experts,
+        adapted,
+        placed_tensor_by_tensor,
+    )
 }
 
 

@@ -115,6 +115,14 @@ def test_experts_stay_on_their_devices_and_give_the_losses_of_one(on_eight_devic
         assert matrices == [], name
 
 
+@pytest.mark.soak("ten seconds of compiling")
+def test_adapters_give_the_losses_of_one_device_and_frozen_matrices_are_split(on_eight_devices: Situation) -> None:
+    expected = meshes.losses(meshes.mixture(None, meshes.ADAPTERS), 0, 2)
+    for name, found in on_eight_devices("adapted").items():
+        assert found["losses"] == pytest.approx(expected, rel=1e-5), name
+        assert found["part"] == {"fsdp": 1 / 8, "mixed": 1 / 4}[name]
+
+
 def test_moments_in_other_shapes_and_counts_are_found_by_structure() -> None:
     abstract, shapes = AbstractMesh((1, 4, 1, 2), AXES), {"up": (8, 64), "gain": (8,)}
     lies = mesh.shardings(abstract, shapes, {"up": ("width", "hidden")})

@@ -94,14 +94,14 @@ def test_only_what_is_trained_changes_and_leaves_the_island(part: dict[str, Any]
     trainer = jax_trainer.create(spec.model_dump(mode="json"), 0, 1)
     shapes = spec.trainable.trained_shapes(spec.model.network)
     assert trainer.tensor_shapes() == shapes
-    frozen = {name: np.array(tensor) for name, tensor in trainer._frozen.items()}
+    frozen = {name: np.array(tensor) for name, tensor in trainer.arrays_frozen().items()}
     trainer.warm_up()
     before = trainer.evaluate(trainer.initial_parameters())
     losses = [trainer.step(step).loss for step in range(3)]
     after = trainer.evaluate(trainer.snapshot(list(shapes)).arrays())
     assert after.loss < before.loss
     assert all(map(math.isfinite, losses))
-    for name, tensor in trainer._frozen.items():
+    for name, tensor in trainer.arrays_frozen().items():
         np.testing.assert_array_equal(tensor, frozen[name])
     state = trainer.export_state().arrays()
     assert {name.removeprefix("parameters/") for name in state if name.startswith("parameters/")} == set(shapes)
@@ -190,7 +190,7 @@ def test_selected_tensors_begin_as_the_initial_weights_have_them(tmp_path: Path)
     (name,) = trainer.tensor_shapes()
     expected = drawn(spec.model.network)
     np.testing.assert_array_equal(trainer.initial_parameters()[name], expected[name])
-    np.testing.assert_array_equal(trainer._frozen["embed"], expected["embed"])
+    np.testing.assert_array_equal(trainer.arrays_frozen()["embed"], expected["embed"])
 
 
 def test_adapters_are_exported_as_peft_has_them_and_merged_into_their_base(tmp_path: Path) -> None:
