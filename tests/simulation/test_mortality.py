@@ -391,11 +391,13 @@ def test_a_salvage_that_begins_in_the_epoch_of_the_former_synchroniser_is_found(
 MIRRORED_SEEDS = 8
 WHO_WAS_REPLACED_SEALS = 250
 """A seed in which a synchroniser that was replaced is about to seal a checkpoint that its successor has removed."""
+WHO_WAS_REPLACED_IDLES = 538
+"""A seed in which a synchroniser that was replaced has nothing to write, so that it lives for longer than a round takes."""
 STORE_FAULTS = {"down", "slow", "torn", "stale listing", "fenced", "machine", "disk of a former machine"}
 
 
 def test_a_mirrored_job_loses_nothing_however_its_store_fails_and_however_many_synchronisers_live() -> None:
-    seeds = (*range(MIRRORED_SEEDS), WHO_WAS_REPLACED_SEALS)
+    seeds = (*range(MIRRORED_SEEDS), WHO_WAS_REPLACED_SEALS, WHO_WAS_REPLACED_IDLES)
     befallen = sum((trial.run(seed, DEATHS, is_mirrored=True).befallen for seed in seeds), Counter())
     assert set(befallen) >= STORE_FAULTS
 

@@ -221,11 +221,14 @@ class MirroredWorld(CheckpointingWorld):
             super()._strike(death)
 
     def _cut(self, death: Death) -> None:
-        """Cut the synchroniser off from all but the store. It lives on, and another one begins."""
+        """Cut the synchroniser off from all but the store. It lives on and misses its islands, and another one begins."""
         self._cut_off.add(self.generation)
         self.links.is_cut = True
-        for host in self.hosts.values():
+        for (island, incarnation), host in self.hosts.items():
             host.carrying = False
+            if unread_reports_of(host).connected:
+                unanswered = e.ConnectionLost(0.0, island, incarnation, False, "no answer")
+                self.links.say(unanswered, self.plan.silence_s)
             unread_reports_of(host).hang_up()
         self.later(death.away_s, self._live)
 
