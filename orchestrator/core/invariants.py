@@ -9,14 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from orchestrator.core.island_record import WITH_PROCESS, CurrentIncarnation, Island
+from orchestrator.core.island_record import PLACED, WITH_PROCESS, CurrentIncarnation, Island
 from orchestrator.core.state import JobState
 from orchestrator.core.vocabulary import Incarnation, IslandId, IslandState, JobPhase, RoundPhase
 from orchestrator.errors import InternalError
 
 _READY = frozenset({IslandState.CATCHING_UP, IslandState.TRAINING, IslandState.STANDBY, IslandState.DRAINING})
 _GIVEN_UP = frozenset({IslandState.FAILED, IslandState.STOPPED})
-_UNPLACED = frozenset({IslandState.PLACING, IslandState.WAITING})
 _NEVER_PLACED = Incarnation(0)
 
 
@@ -102,7 +101,7 @@ def _broken_island(state: JobState, island: Island) -> Iterator[str]:
 
 def _broken_incarnation(state: JobState, island: Island, current: CurrentIncarnation) -> Iterator[str]:
     now = island.state
-    if current.pid is not None and (now not in WITH_PROCESS or now in _UNPLACED):
+    if current.pid is not None and now not in PLACED:
         yield f"is {now} but has a process"
     if now in _READY and not current.ready:
         yield f"is {now} before it is ready"

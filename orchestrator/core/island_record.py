@@ -72,6 +72,8 @@ WITH_PROCESS = frozenset(
     }
 )
 """States in which a process of the current incarnation may exist."""
+PLACED = WITH_PROCESS - {IslandState.PLACING, IslandState.WAITING}
+"""States in which the synchroniser knows of that process, and listens to it."""
 
 DOUBLINGS_MAX = 60
 """More doublings change nothing: every back-off is capped long before. A far larger power of two would overflow a float."""

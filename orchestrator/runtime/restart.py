@@ -25,7 +25,7 @@ import ray
 from ray.exceptions import RayError
 
 from orchestrator.checkpoints.resumption import Resumption, begun
-from orchestrator.core.island_record import WITH_PROCESS, Island
+from orchestrator.core.island_record import PLACED, WITH_PROCESS, Island
 from orchestrator.core.saving import HandOver
 from orchestrator.core.vocabulary import (
     FIRST_EPOCH,
@@ -78,7 +78,6 @@ from orchestrator.tape.schema import Header, decode_header
 from orchestrator.tape.storage import beginning
 
 log = logging.getLogger(__name__)
-PLACED = WITH_PROCESS - {IslandState.PLACING, IslandState.WAITING}
 CLOSE_TIMEOUT_S = 30.0
 UNLOCK_TIMEOUT_S = 10.0
 HAND_OVER_TIMEOUT_S = 10.0

@@ -18,7 +18,7 @@ from orchestrator.accounting.goodput import Goodput
 from orchestrator.accounting.statistics import Statistics
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
-from orchestrator.core.island_record import WITH_PROCESS
+from orchestrator.core.island_record import PLACED, WITH_PROCESS
 from orchestrator.core.saving import HandOver
 from orchestrator.core.vocabulary import FragmentId, IslandState, JobPhase, JobPolicy, ReleaseReason
 from orchestrator.errors import DataError, Fenced
@@ -301,10 +301,10 @@ class MortalWorld(RoughWorld):
         islands = files.core.state.islands
         for (name, incarnation), host in self.hosts.items():
             now = islands[name]
-            with_process = incarnation == now.incarnation and now.state in WITH_PROCESS
-            if with_process and now.state is not IslandState.PLACING:
+            is_current = incarnation == now.incarnation
+            if is_current and now.state in PLACED:
                 self.links.connect(host, lost=now.state is IslandState.SUSPECT)
-            elif not with_process and incarnation <= now.incarnation:
+            elif not (is_current and now.state in WITH_PROCESS) and incarnation <= now.incarnation:
                 self.while_alive(self.draw(self.plan.detect_s), partial(self.die, host, "a stray", announced=False))
 
     def _give_up(self, error: DataError) -> None:
