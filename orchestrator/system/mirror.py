@@ -91,7 +91,7 @@ class LogWriter:
         self._requests, self._background = requests, background
         self._noting, self._flushing, self._counting = threading.Lock(), threading.Lock(), threading.Lock()
         self._noted: list[Operation] = []
-        self._sizes = {path: size_of(extents) for path, extents in files.files.items()}
+        self._sizes = dict(files.sizes)
         self._noted_count = self._durable_count = 0
         self._in_flight: tuple[bytes, list[Operation]] | None = None
         self._fence: Fenced | None = None
@@ -241,13 +241,12 @@ class LogWriter:
                 self._be_fenced()
         finally:
             self._waiting_since = None
-        before: set[str] = set()
-        if any(operation.kind != "append" for operation in operations):
-            of_these = (extent for operation in operations for extent in operation.content)
-            before = self._files.objects() | {extent.name for extent in of_these if isinstance(extent, Piece)}
+        changed = {operation.path for operation in operations if operation.kind != "append"}
+        of_these = (extent for operation in operations if operation.path in changed for extent in operation.content)
+        before = self._files.objects(changed) | {extent.name for extent in of_these if isinstance(extent, Piece)}
         for operation in operations:
             self._files.apply(operation)
-        self._superfluous |= before - self._files.objects()
+        self._superfluous |= before - self._files.objects(changed)
         self._since_snapshot += operations if self._is_compacting else []
         self._files.segment += 1
         self._durable_count += len(operations)

@@ -68,7 +68,7 @@ class Operation:
 
 
 class Files:
-    """The files of the folder as the log has them, up to ``segment``, read from ``base`` on.
+    """The files of the folder as the log has them, up to ``segment``, read from ``base`` on. ``sizes`` are theirs in bytes.
 
     ``claims`` are the segments with which writers began.
     """
@@ -78,25 +78,30 @@ class Files:
     ) -> None:
         self.segment, self.claims, self.base = segment, list(claims), segment
         self.files: dict[str, list[Extent]] = {path: list(content) for path, content in (files or {}).items()}
+        self.sizes = {path: size_of(extents) for path, extents in self.files.items()}
 
     def apply(self, operation: Operation) -> None:
         """Raises DataError for an operation that does not fit."""
         if operation.kind == "remove":
             self.files.pop(operation.path, None)
+            self.sizes.pop(operation.path, None)
             return
         if operation.kind == "write":
             self.files[operation.path] = list(operation.content)
+            self.sizes[operation.path] = size_of(operation.content)
             return
-        extents = self.files.setdefault(operation.path, [])
+        extents, size = self.files.setdefault(operation.path, []), self.sizes.get(operation.path, 0)
         if operation.kind == "append":
-            if (size := size_of(extents)) != operation.start:
+            if size != operation.start:
                 raise DataError(
                     detail=f"The log in the store does not fit together: {operation.path} has {size:,} bytes and goes on at "
                     f"{operation.start:,}. Restore the store from a copy."
                 )
             extents.extend(operation.content)
+            self.sizes[operation.path] = size + size_of(operation.content)
             return
-        surplus = size_of(extents) - operation.start
+        surplus = size - operation.start
+        self.sizes[operation.path] = min(size, operation.start)
         while surplus > 0:
             last = extents.pop()
             length = length_of(last)
@@ -105,9 +110,10 @@ class Files:
                 extents.append(replace(last, used=used) if isinstance(last, Piece) else last[:used])
             surplus -= length
 
-    def objects(self) -> set[str]:
-        """Return the names of the objects that the files consist of."""
-        return {extent.name for extents in self.files.values() for extent in extents if isinstance(extent, Piece)}
+    def objects(self, paths: Iterable[str] | None = None) -> set[str]:
+        """Return the names of the objects that the files at these paths consist of, or all files."""
+        of_paths = self.files.values() if paths is None else (self.files.get(path, ()) for path in paths)
+        return {extent.name for extents in of_paths for extent in extents if isinstance(extent, Piece)}
 
 
 def length_of(extent: Extent) -> int:
@@ -463,8 +469,7 @@ def examine(store: ObjectStore, readers: Executor, progress: Callable[[int, int]
         return examine(store, readers, progress)  # a base came meanwhile, and what was missing is needed no more
     if files.segment == 0:
         problems.append(f"{log_name(1)}, which begins every log, is missing in {store.url}. Restore it from a copy.")
-    sizes = [size_of(extents) for extents in files.files.values()]
-    return Condition(files.segment, files.base, len(sizes), sum(sizes), tuple(problems))
+    return Condition(files.segment, files.base, len(files.sizes), sum(files.sizes.values()), tuple(problems))
 
 
 def _problem_of(store: ObjectStore, piece: Piece) -> str:
