@@ -20,7 +20,7 @@ that fails (``tests.swarm.mirrored_world``), with bugs of the mirror.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache
@@ -28,6 +28,7 @@ from typing import get_args
 
 import pytest
 
+from orchestrator.accounting.ledger import Ledger
 from orchestrator.core import checkpoints, commands, fragment_life, job_life, salvage, saving
 from orchestrator.core.effects import Effect, MergeFragment, ReleasePayload
 from orchestrator.core.messages import HeldVersion, IslandHoldings, NotSaved, Saved
@@ -393,11 +394,14 @@ WHO_WAS_REPLACED_SEALS = 250
 """A seed in which a synchroniser that was replaced is about to seal a checkpoint that its successor has removed."""
 WHO_WAS_REPLACED_IDLES = 538
 """A seed in which a synchroniser that was replaced has nothing to write, so that it lives for longer than a round takes."""
+WAITS_FOR_ITS_NODE = 1021
+"""A seed in which a synchroniser begins while an island waits for a node, and finds that the island has one by then."""
 STORE_FAULTS = {"down", "slow", "torn", "stale listing", "fenced", "machine", "disk of a former machine"}
 
 
 def test_a_mirrored_job_loses_nothing_however_its_store_fails_and_however_many_synchronisers_live() -> None:
-    seeds = (*range(MIRRORED_SEEDS), WHO_WAS_REPLACED_SEALS, WHO_WAS_REPLACED_IDLES)
+    rare = (WHO_WAS_REPLACED_SEALS, WHO_WAS_REPLACED_IDLES, WAITS_FOR_ITS_NODE)
+    seeds = (*range(MIRRORED_SEEDS), *rare)
     befallen = sum((trial.run(seed, DEATHS, is_mirrored=True).befallen for seed in seeds), Counter())
     assert set(befallen) >= STORE_FAULTS
 
@@ -510,7 +514,7 @@ def test_a_planted_bug_of_the_mirror_is_found(bug: Callable[[Patch], None], seed
 # ── a shard is gone, with or without its disk ─────────────────────────────────────────────────────────────────────
 
 SHARDS_LOST = (2, 4)
-SHARD_FORGETS, SHARD_SKIPS_FSYNC = 4, 0
+SHARD_FORGETS, SHARD_SKIPS_FSYNC, ANOTHER_OF_THIS_NUMBER, VERSION_LOST = 4, 0, 94, 16
 """Seeds that show the planted bugs."""
 
 
@@ -535,3 +539,24 @@ def test_a_shard_that_announces_what_its_disk_may_lose_is_found(monkeypatch: Pat
     _skips_fsync(monkeypatch)
     with pytest.raises(Violation, match="a shard goes on from its own disk"):
         lost_shards.run(SHARD_SKIPS_FSYNC)
+
+
+def test_a_shard_that_goes_on_from_a_journal_by_its_numbers_alone_is_found(monkeypatch: Patch) -> None:
+    def by_numbers(announced: Facts, entries: Mapping[Version, Facts], *, with_next: bool = True) -> bool:
+        return announced.version in entries and max(entries) <= announced.version + with_next
+
+    monkeypatch.setattr(lost_shards, "continues", by_numbers)
+    with pytest.raises(Violation, match="a shard goes on from the version that it announced"):
+        lost_shards.run(ANOTHER_OF_THIS_NUMBER)
+
+
+def test_a_ledger_that_keeps_as_merged_what_a_lost_version_contained_is_found(monkeypatch: Patch) -> None:
+    restored = Ledger.restored
+
+    def forgetful(ledger: Ledger, event: saving.FragmentRestored) -> None:
+        if not isinstance(event.checkpoint, saving.FromJournal):
+            restored(ledger, event)
+
+    monkeypatch.setattr(Ledger, "restored", forgetful)
+    with pytest.raises(Violation, match="the ledger counts as merged what was merged"):
+        lost_shards.run(VERSION_LOST)

@@ -17,7 +17,7 @@ what its journal has (``journaled_store.replace_fragment``). These sentences are
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from random import Random
@@ -45,6 +45,7 @@ from tests.swarm.lost_machines import UNTIL_S, LostMachinesWorld, NotingLinks
 from tests.swarm.mortal_merge_worker import MortalMergeWorker, retry_until_written
 from tests.swarm.mortal_world import FOLDER
 from tests.swarm.mortality import AWAY_MAX_S, OPERATIONS_MAX, Death, DiskFaults
+from tests.swarm.trial import check_end
 
 SHARDS_MAX, STRIKES_MAX = 3, 6
 ASK_AGAIN_S, SETTLE_S, PATIENCE_S = 0.2, 2.0, 20.0
@@ -216,8 +217,13 @@ class SimulatedShard:
             if not continues(announced[-1], facts.get(p, {}), with_next=is_last)
         ]
         require(not lacking or node != self._intact, "a shard goes on from its own disk", (node, lacking, facts))
+        own = {p: announced[-1] for p, announced in sorted(self.announced.items()) if p not in lacking}
+        foreign = [one for p, one in own.items() if facts[p][one.version].digest != one.digest]
+        require(not foreign, "a shard goes on from the version that it announced", (node, foreign, facts))
+        of_stay_before = () if is_last else own
         if not lacking:
             self._serve(node)
+            self._go_on_with(of_stay_before)
             if not is_last:
                 world.tell(ShardMoved(world.now, self._number, node, (), "its journal", "kept", (), "its node is gone"))
             self._resume()
@@ -236,6 +242,7 @@ class SimulatedShard:
             replace_fragment(journal, version, state, retry_until_written)
         retry_until_written("the journal cannot be written", journal.settle)
         self._serve(node)
+        self._go_on_with(of_stay_before)
         momentum = {p: state for p, (_, state) in taken.items()}  # type: ignore[misc]
         for p, state in momentum.items():
             world.theta.continue_with(p, state)
@@ -248,6 +255,13 @@ class SimulatedShard:
             digests = (facts_now.digest, facts_now.base_digest)
             world.tell(FragmentRestored(world.now, p, facts_now.version, FromJournal(), *digests))
         self._resume()
+
+    def _go_on_with(self, fragments: Iterable[FragmentId]) -> None:
+        """Take the momentum, and the versions before, that the journal of an earlier stay on this node has."""
+        assert self.serving is not None
+        for p in fragments:
+            self._world.theta.continue_with(p, self.serving.state(p))
+            self._world.theta.forget_older(p, min(self._journal.versions(p)))
 
     def _taken(self, fragment: FragmentId, waited_s: Duration) -> tuple[Facts, FragmentState] | None:
         """Return the newest announced version of which there is a copy, as ``salvaging.salvage_shard`` finds it."""
@@ -480,6 +494,7 @@ def run(seed: int) -> LostShardsWorld:
         if not shard.is_away(p) and shard.newest[p].version == world.core.state.rounds[p].version:
             assert shard.serving is not None
             world.theta.compare_fragment(p, shard.serving.state(p))
+    check_end(world, world.checkers)
     world.goodput.check()
     again = replay(world.tape)
     require(again.exact, "a tape replays exactly", again.divergence)

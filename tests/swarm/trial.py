@@ -120,7 +120,7 @@ def run(seed: int, deaths: int = 0, *, is_mirrored: bool = False) -> Survived:
             world = RoughWorld(drawn.policy, drawn.plan, seed, drawn.event_faults, folds=(checkers,))
             world.run(until=UNTIL_S)
         if not (isinstance(world, MortalWorld) and world.ended):
-            _check_end(world, checkers)
+            check_end(world, checkers)
         again = replay(world.tape)
         require(again.exact, "a tape replays exactly", again.divergence)
     except Exception as error:  # whatever it is, the seed brings it back
@@ -163,7 +163,7 @@ def _names(world: World) -> Iterator[str]:
                 yield str(effect.reason)
 
 
-def _check_end(world: World, checkers: Checkers) -> None:
+def check_end(world: World, checkers: Checkers) -> None:
     """Check liveness (the job ended, unless operators keep all islands away), and that all accounts agree."""
     statuses = {i: status for i, status in checkers.islands.all.items() if i not in checkers.islands.standbys}
     kept_away = {island for island, status in statuses.items() if not status.wanted or checkers.islands.held(island)}
