@@ -132,10 +132,11 @@ def _journal() -> list[Panel]:
         ),
         curves(
             "Synchroniser restarts",
-            "In the last hour. Damaged: the end of tape or journal was unreadable and was cut off.",
+            "In the last hour. Damaged: the end of tape or journal was unreadable. Fenced: it was replaced from elsewhere.",
             "none",
             Query(f"increase(atoll_synchroniser_deaths_total{{{JOB}}}[1h])", "{{atoll_job}}"),
             Query(f"increase(atoll_damages_total{{{JOB}}}[1h])", "damaged {{atoll_job}}"),
+            Query(f"atoll_synchroniser_fenced{{{JOB}}}", "fenced {{atoll_job}}"),
             width=8,
         ),
         curves(

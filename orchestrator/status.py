@@ -466,6 +466,7 @@ class JobStatus(Facts):
     shards       the shards, if there are several
     disk_trouble what the disk of journal and tape refuses, while it does; nothing is merged meanwhile
     store        the store of a mirrored job; nothing is merged while it has trouble
+    fenced       why this synchroniser has stopped: another one continues the job, and this one's status stands still
     last_known   set where the job's files are damaged: version, epoch and tokens are what could still be read of them
     """
 
@@ -488,6 +489,7 @@ class JobStatus(Facts):
     shards: list[Shard] = []
     disk_trouble: str | None = None
     store: StoreStatus | None = None
+    fenced: str | None = None
     last_known: bool = False
 
     def document(self) -> StatusDocument:

@@ -402,6 +402,12 @@ _FAMILIES = (
         "Time of these puts. For each put, a rise: the store is slow, and merges wait for it.",
     ),
     Family(
+        "gauge",
+        "atoll_synchroniser_fenced",
+        ("atoll_job",),
+        "1 once the synchroniser that this service knows was replaced by one that it did not start. It has stopped.",
+    ),
+    Family(
         "counter", "atoll_synchroniser_deaths", ("atoll_job",), "Restarts of the synchroniser. Islands kept training."
     ),
     Family(

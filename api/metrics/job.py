@@ -89,6 +89,8 @@ def _of_job(job: str, status: JobStatus) -> Iterator[Sample]:
         yield Sample("atoll_shard_bytes", (job, str(shard.shard), shard.node), shard.byte_count)
     if "disk_trouble" in status.model_fields_set:
         yield Sample("atoll_journal_failing", (job,), status.disk_trouble is not None)
+    if "fenced" in status.model_fields_set:
+        yield Sample("atoll_synchroniser_fenced", (job,), status.fenced is not None)
     if (store := status.store) is not None:
         yield Sample("atoll_store_failing", (job,), store.trouble is not None)
         yield Sample("atoll_store_puts", (job,), store.puts)

@@ -295,6 +295,7 @@ class LiveJob:
     survey: Survey | None = None
     noticed: set[Life] = field(default_factory=set)
     missing_on_head: str = ""
+    fenced: str | None = None
     begun: Future[None] = field(default_factory=Future)
     last_status: JobStatus = field(init=False)
 
@@ -359,15 +360,14 @@ class LiveJob:
         of_disk = "; ".join(filter(None, (self.retrier.trouble, self.workers.shard.trouble))) or None
         trouble = store.trouble if store is not None and store.trouble else of_disk
         last, lines = self.last_status, self._line_status()
-        of_nodes = [HelperStatus.model_validate(one) for one in self.workers.controller.said or ()]
-        now = {
+        of_nodes = map(HelperStatus.model_validate, self.workers.controller.said or ())
+        now: dict[str, Any] = {"store": store, "fenced": self.fenced, "lines": lines}
+        now |= {
             "disk_trouble": of_disk if trouble is of_disk else None,
-            "store": store,
-            "lines": lines,
             "shards": self.workers.shard.statuses(),
             "helpers": [*self.supervisor.statuses(), *of_nodes],
         }
-        pause = trouble or self.missing_on_head or last.view.pause_reason or trouble_of(last.view, lines)
+        pause = self.fenced or trouble or self.missing_on_head or last.view.pause_reason or trouble_of(last.view, lines)
         return last.with_view(pause_reason=pause, build=str(release.own())).model_copy(update=now).document()
 
     def submit(self, command: str, caller: str, document: Mapping[str, Any]) -> None:
@@ -446,6 +446,7 @@ class LiveJob:
                     self.interpreter.act(effect)
         except Fenced as error:  # it was cut off, and replaced: what it has is not its own any more
             log.critical("this synchroniser steps aside: %s", error)
+            self.fenced = f"this synchroniser was replaced and has stopped: {error}"
             self._close()
             self.files.tape.let_go()
         except Exception as error:

@@ -416,6 +416,17 @@ def test_the_store_of_a_mirrored_job_is_told_beside_the_disk(desk: Desk) -> None
         assert figures == [3, 70, 0.5]
 
 
+def test_a_synchroniser_that_was_replaced_from_elsewhere_is_told(desk: Desk) -> None:
+    row, record = desk.store.job(desk.job), desk.control.status(desk.job)
+    assert row is not None
+    for fenced, value in ((None, False), ("this synchroniser was replaced and has stopped", True)):
+        status = JobStatus.model_validate({**record, "fenced": fenced})
+        told = {sample.family: sample.value for sample in samples(status, row.spec)}
+        assert told["atoll_synchroniser_fenced"] == value
+    earlier = JobStatus.model_validate({name: value for name, value in record.items() if name != "fenced"})
+    assert "atoll_synchroniser_fenced" not in {sample.family for sample in samples(earlier, row.spec)}
+
+
 # ── over HTTP ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 

@@ -134,7 +134,7 @@ class Voyage:
         status["statistics"] |= {"journal_seconds": self._keeping.seconds.summary()}
         status["fragment_parameters"] = [FRAGMENT_PARAMETERS] * self._job.policy.fragment_count
         add_lines(status)
-        status["disk_trouble"] = None
+        status["disk_trouble"] = status["fenced"] = None
         puts = int(10 * self._job.now)
         status["store"] = {"puts": puts, "put_bytes": 900 * puts, "put_seconds": 0.01 * puts, "trouble": None}
         status["helpers"] = [Helper(name="controller", condition="running", reason="", restarts=0).model_dump()]
@@ -206,6 +206,9 @@ class Troubled(Voyages):
         trouble = "the store s3://logs has not answered for 6 s" if rounds > SLOW_ROUNDS else None
         status["store"] = {"puts": 9 + rounds, "put_bytes": 900, "put_seconds": 2.0 * rounds, "trouble": trouble}
         status["view"]["pause_reason"] = trouble
+
+    def _fenced(self, status: StatusDocument, _rounds: int) -> None:
+        status["fenced"] = status["view"]["pause_reason"] = "this synchroniser was replaced and has stopped"
 
     def _stalled(self, status: StatusDocument, _rounds: int) -> None:
         assert status["view"]["pause_reason"] is None
