@@ -46,7 +46,7 @@ from orchestrator.errors import InvalidJobSpec, Problem
 from orchestrator.specification.config import JobSpec, parse_job, right_sections
 from orchestrator.specification.data_check import data_problems, with_found_files, with_stored_bytes
 from orchestrator.specification.memory_budget import memory_problems, parameter_count_of
-from orchestrator.specification.validation import closest
+from orchestrator.specification.validation import closest, secrets_in_urls
 from orchestrator.system import user_packages
 from orchestrator.system.roots import AllowedRoots
 
@@ -66,7 +66,12 @@ class Checks:
     job_named: Callable[[str], JobRow | None]
 
     def accepted(self, document: Mapping[str, Any]) -> JobSpec:
-        """Return the specification, with what the service fills in. Raises InvalidJobSpec with every problem at once."""
+        """Return the specification, with what the service fills in. Raises InvalidJobSpec with every problem at once.
+
+        A secret in a URL is the only problem then, because other messages may quote the value.
+        """
+        if exposed := secrets_in_urls(document):
+            raise InvalidJobSpec(problems=exposed)
         groups = self.control.node_groups()
         problems: list[Problem] = []
         omitted_count = 0

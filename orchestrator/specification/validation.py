@@ -33,7 +33,7 @@ from pydantic.fields import FieldInfo
 
 from orchestrator.errors import PROBLEMS_MAX, Problem
 from orchestrator.specification.bounds import PATTERN_WORDS
-from orchestrator.system.plain import brief, counted, some_of
+from orchestrator.system.plain import brief, counted, has_secret, some_of
 
 COMPLETE = ("duration", "bandwidth", "number", "comparison")
 """Types of errors with our own message, which includes the remedy (``simulation.spec``, ``chaos.plan``)."""
@@ -534,3 +534,22 @@ def _of_own_rules(model: type[BaseModel], section: KnownSection, here: Location)
                 continue
             except ValueError as error:
                 yield Problem(path_of(here), f"{error}.", "")
+
+
+def secrets_in_urls(document: Any) -> tuple[Problem, ...]:
+    """Return a problem, without the value, for every URL in the document that contains a password or a key.
+
+    Specifications are stored, recorded on tapes and shown to viewers.
+    """
+    problems, left = [], [("", document)]
+    while left:
+        path, value = left.pop()
+        if isinstance(value, Mapping):
+            left += [(f"{path}.{name}" if path else str(name), part) for name, part in value.items()]
+        elif isinstance(value, list | tuple):
+            left += [(f"{path}[{index}]", part) for index, part in enumerate(value)]
+        elif isinstance(value, str) and has_secret(value):
+            message = "contains a password or a key in its URL, which everyone who may see the job could read."
+            remedy = "Leave it out, and put credentials into the environment (such as AWS_SECRET_ACCESS_KEY)."
+            problems.append(Problem(path, message, remedy))
+    return tuple(sorted(problems, key=lambda problem: problem.path)[:PROBLEMS_MAX])

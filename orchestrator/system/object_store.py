@@ -28,6 +28,7 @@ from urllib.parse import urlsplit
 
 from orchestrator.errors import ConfigurationError, InfrastructureError, LogStoreUnavailable
 from orchestrator.system import home_files
+from orchestrator.system.plain import has_secret
 from orchestrator.system.run_folder import FLEET
 
 HEADER = "atoll-store.json"
@@ -277,10 +278,12 @@ def _refuse_secrets(url: str) -> None:
         raise ConfigurationError(
             detail="--store is no URL. Give a path, or a URL with s3://, gs:// or az://."
         ) from error
-    if _SCHEME.match(url) and ("@" in parts.netloc or parts.query or parts.fragment):
-        shown = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+    is_plain = not ("@" in parts.netloc or parts.query or parts.fragment)
+    if _SCHEME.match(url) and (not is_plain or has_secret(url)):
+        # a password with a slash is a part of the path
+        shown = "" if "@" in parts.path else f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path} "
         raise ConfigurationError(
-            detail=f"--store {shown} was given with a password, a key or parameters in the URL, where others can see them. "
+            detail=f"--store {shown}was given with a password, a key or parameters in the URL, where others can see them. "
             "Leave them out, and put credentials into the environment (such as AWS_SECRET_ACCESS_KEY)."
         )
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Collection, Mapping
 from typing import Any
+from urllib.parse import parse_qsl, urlsplit
 
 BRIEF_CHARACTERS_MAX = 60
 DIGITS_MAX = 40
@@ -53,3 +55,24 @@ def some_of(names: Collection[str], count_max: int = 20) -> str:
 def counted(count: int, noun: str) -> str:
     """Return a count with its noun: ``1 island``, ``2 islands``."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+_URL = re.compile(r"\s*[A-Za-z][A-Za-z0-9+.-]*://")
+_PASSWORD = re.compile(r"[^@]*:[^@]*@")
+_SECRET_PARAMETER = re.compile(r"sig|token|secret|passw|credential|key", re.IGNORECASE)
+
+
+def has_secret(text: str) -> bool:
+    """Return whether the text is a URL that contains a password, a key or a signature, also one that is malformed."""
+    scheme = _URL.match(text)
+    if scheme is None:
+        return False
+    if _PASSWORD.match(text, scheme.end()):
+        return True
+    try:
+        parts = urlsplit(text.strip())
+        names = [name for name, _ in parse_qsl(parts.query, keep_blank_values=True)]
+    except ValueError:
+        return "@" in text
+    is_web = parts.scheme in ("http", "https")
+    return (is_web and "@" in parts.netloc) or any(map(_SECRET_PARAMETER.search, names))

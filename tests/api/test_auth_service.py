@@ -6,13 +6,16 @@ import json
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from typing import Any
 
 import httpx
+import psutil
 import pytest
+import yaml
 
 from api.auth.roles import Role
 from api.client import Client
@@ -21,6 +24,7 @@ from api.installation.home import Home
 from api.installation.service_restart import token_problem
 from orchestrator.errors import Forbidden, ServiceUnreachable, TooManyFailures, Unauthenticated
 from tests.api.installation import CONTROL, ROOT, Installation, environment
+from tests.waiting import wait_until
 
 
 def test_up_leaves_a_token_that_only_its_owner_reads_and_keeps_it(warm: Installation) -> None:
@@ -254,3 +258,57 @@ def test_jobs_may_name_code_of_a_package_that_the_service_was_started_with(cold:
         foreign = http.post("/v1/jobs", json=cold.spec() | {"trainer": "os:system"})
         assert [p["path"] for p in foreign.json()["problems"]] == ["trainer"]
         assert http.post("/v1/jobs", json=cold.spec(model={"factory": "ours.models:make"})).status_code == 201
+
+
+# ── secrets in URLs ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+SECRET = "hunter2secret"
+WITH_A_SECRET = (
+    f"s3://reader:{SECRET}@bucket/folder",
+    f"s3://reader:with/slashes/{SECRET}@bucket",
+    f"s3://bucket/folder?X-Amz-Signature={SECRET}",
+    f"az://container/folder?sig={SECRET}",
+    f"https://{SECRET}@example.org/text",
+)
+MAY_BE_URLS: tuple[tuple[str, Callable[[str], dict[str, Any]]], ...] = (
+    ("checkpoints.folder", lambda url: {"checkpoints": {"folder": url}}),
+    ("resume.checkpoint", lambda url: {"resume": {"checkpoint": url}}),
+    ("data.tokenizer", lambda url: {"data": {"source": "files", "files": ["/a"], "tokenizer": url}}),
+    ("data.files[1]", lambda url: {"data": {"source": "files", "files": ["/a", url]}}),
+    ("trainer", lambda url: {"trainer": url}),
+)
+
+
+def test_no_secret_of_a_url_or_of_the_environment_is_shown_or_stored(
+    cold: Installation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not in answers and messages, nor in the files of home, runs and store, nor in the titles of processes."""
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
+    for url in WITH_A_SECRET[:3]:
+        said = cold.atoll("up", "--runs", str(cold.runs), "--store", url, code=2)
+        assert SECRET not in said
+    cold.up("--store", str(cold.folder / "store"), "--pass-environment", "AWS_SECRET_ACCESS_KEY")
+    with cold.http() as http:
+        for url in WITH_A_SECRET:
+            for path, section in MAY_BE_URLS:
+                answer = http.post("/v1/jobs", json=cold.spec(**section(url)))
+                assert answer.status_code == 422, answer.text
+                assert [problem["path"] for problem in answer.json()["problems"]] == [path]
+                assert SECRET not in answer.text
+        specification = cold.folder / "job.yaml"
+        specification.write_text(yaml.safe_dump(cold.spec(checkpoints={"folder": WITH_A_SECRET[0]})))
+        for command in ("check", "submit"):
+            assert SECRET not in cold.atoll(command, str(specification), code=None)
+        specification.unlink()
+        job = http.post("/v1/jobs", json=cold.spec(steps=20)).raise_for_status().json()["job"]
+        wait_until(lambda: http.get(f"/v1/jobs/{job}").json()["state"] == "completed")
+        paths = http.get("/openapi.json").json()["paths"]
+        for path, methods in paths.items():
+            if "get" in methods and "{" not in path.replace("{job}", "") and "events" not in path:
+                assert SECRET not in http.get(path.replace("{job}", job)).text, path
+    written = [path for path in cold.folder.rglob("*") if path.is_file()]
+    assert {"status.json", "tape.jsonl"} <= {path.name for path in written}
+    assert [path for path in written if SECRET.encode() in path.read_bytes()] == []
+    titles = [" ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"])]
+    assert [title for title in titles if str(cold.folder) in title], "the service is among them"
+    assert [title for title in titles if str(cold.folder) in title and SECRET in title] == []
