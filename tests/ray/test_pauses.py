@@ -15,8 +15,13 @@ import pytest
 from orchestrator.core import commands
 from orchestrator.core.events import MergeCompleted
 from orchestrator.host.retry import TAPE_REFUSES
+from orchestrator.runtime.control_port import RayControlPort
+from orchestrator.system import object_store
+from orchestrator.system.disk import LocalDisk
+from orchestrator.system.mirror import JobObjects, mirrored
 from orchestrator.tape.storage import read_tape
 from tests.programs import missing, required
+from tests.ray.conftest import start_in
 from tests.ray.jobs import PLUGGED, Job, assert_sound, pid_of, synthetic
 
 pytestmark = pytest.mark.ray
@@ -116,6 +121,32 @@ def test_with_fewer_islands_than_the_quorum_wants_merging_waits_and_goes_on_when
     job.command(commands.Readd("asia"))
     job.wait_for_merge("asia", 2)
     job.wait_until(lambda: not paused(job), "the end of the pause")
+
+
+@pytest.mark.soak("a job of its own for what tests/journal/test_mirror.py has of a writer")
+def test_a_synchroniser_whose_log_another_process_claims_stops_and_says_so_until_it_is_restarted(
+    port: RayControlPort, tmp_path: Path
+) -> None:
+    store = tmp_path / "store"
+    store.mkdir()
+    opened = object_store.open_store(str(store))
+    object_store.admit(opened, None)
+    port = RayControlPort(store=str(store))  # beside the fixture's, which has connected
+    mirrored_job = synthetic(steps=ENDLESS, groups=BOTH, synchroniser={"durability": {"kind": "mirrored"}})
+    job = start_in(tmp_path, port, mirrored_job, PLUGGED, {})
+    for island in BOTH:
+        job.wait_for_merge(island, 1)
+    assert job.status()["fenced"] is None
+    mirrored(JobObjects(opened, job.id), LocalDisk(), tmp_path / "elsewhere")
+    job.wait_until(lambda: "replaced" in paused(job), "the synchroniser's end")
+    assert "Another process has begun segment" in job.last["fenced"]
+    at = job.status()["at"]
+    port.restart_job(job.id)
+    job.wait_until(lambda: job.status_once_back()["fenced"] is None, "another synchroniser")
+    job.wait_until(lambda: merges(job, since=at) >= 4, "merges once it is restarted")
+    job.command(commands.Cancel())
+    job.wait_for_end()
+    assert_sound(job)
 
 
 def fill(ballast: Path) -> None:
