@@ -6,7 +6,6 @@ import math
 import re
 from collections.abc import Collection, Mapping
 from typing import Any
-from urllib.parse import parse_qsl, urlsplit
 
 BRIEF_CHARACTERS_MAX = 60
 DIGITS_MAX = 40
@@ -59,7 +58,8 @@ def counted(count: int, noun: str) -> str:
 
 _URL = re.compile(r"\s*[A-Za-z][A-Za-z0-9+.-]*://")
 _PASSWORD = re.compile(r"[^@]*:[^@]*@")
-_SECRET_PARAMETER = re.compile(r"sig|token|secret|passw|credential|key", re.IGNORECASE)
+_WEB_USER = re.compile(r"\s*https?://[^/?#]*@", re.IGNORECASE)
+_SECRET_PARAMETER = re.compile(r"[?&;][^=&]*(sig|token|secret|passw|credential|key)[^=&]*=", re.IGNORECASE)
 
 
 def has_secret(text: str) -> bool:
@@ -67,12 +67,5 @@ def has_secret(text: str) -> bool:
     scheme = _URL.match(text)
     if scheme is None:
         return False
-    if _PASSWORD.match(text, scheme.end()):
-        return True
-    try:
-        parts = urlsplit(text.strip())
-        names = [name for name, _ in parse_qsl(parts.query, keep_blank_values=True)]
-    except ValueError:
-        return "@" in text
-    is_web = parts.scheme in ("http", "https")
-    return (is_web and "@" in parts.netloc) or any(map(_SECRET_PARAMETER.search, names))
+    is_user = _PASSWORD.match(text, scheme.end()) or _WEB_USER.match(text)
+    return bool(is_user or _SECRET_PARAMETER.search(text))
