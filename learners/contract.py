@@ -4,16 +4,18 @@ A ``Trainer`` owns parameters, inner optimizer and data cursor on this island's 
 schedules, of versions, of the synchroniser or of Ray; the loop (``learners.loop``) knows those and nothing of JAX. Two
 implementations: ``learners.jax_trainer`` (real) and ``learners.synthetic`` (right sizes and timing, no JAX).
 
+A ``Batch`` is what a trainer trains on in one step; ``learners.text`` returns it.
+
 Parameters cross this seam as ``dict[str, numpy.ndarray]``: names of pieces (``orchestrator.parameters.pieces``) to float32
 arrays. A piece is a tensor, or a part of one along an axis, as in ``embed[0:512]``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from math import inf
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -34,6 +36,59 @@ def broken_by(error: BaseException, step: int | None = None) -> Broken:
         return Broken(in_words(error) if step is None else f"{in_words(error)} (at step {step:,})")
     extent = FailureExtent.JOB if isinstance(error, UnreadableData) else FailureExtent.ISLAND
     return Broken(in_words(error), extent)
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """The rows of one step. All arrays have the shape (rows, sequence_length + 1), and say something of the same tokens.
+
+        tokens     int32    all but a row's last are read, all but its first are predicted
+        weights    float32  how much the loss of predicting this token counts; None: 1
+        segments   int32    the document of this token, counted from 1 in each row; 0: padding. A token sees only earlier
+                            tokens of its own segment. None: a row is one document
+        positions  int32    the place of this token in its document, from 0, for rotary or learned positions; None: the
+                            place in its row
+
+    The loss of a batch, in nats per token, is Σ w·(−ln p) / Σ w over all targets of all rows, where w is ``target_weights``.
+    So a long answer counts as much as its tokens, and not as much as a short one. Works with arrays of NumPy, JAX and
+    PyTorch; ``learners.models.model`` makes it a pytree of JAX.
+    """
+
+    tokens: Any
+    weights: Any = None
+    segments: Any = None
+    positions: Any = None
+
+    @classmethod
+    def of(cls, tokens: Any) -> Batch:
+        """Return tokens alone as a batch, and a batch as it is."""
+        return tokens if isinstance(tokens, Batch) else cls(tokens)
+
+    def __len__(self) -> int:
+        return int(self.tokens.shape[0])
+
+    @property
+    def inputs(self) -> Batch:
+        """All that is read: (rows, sequence_length) each."""
+        return self.mapped(lambda array: array[:, :-1])
+
+    @property
+    def targets(self) -> Any:
+        """The tokens to predict: (rows, sequence_length) int32."""
+        return self.tokens[:, 1:]
+
+    @property
+    def target_weights(self) -> Any:
+        """The weights of ``targets``, (rows, sequence_length), or None: 0 for padding and a document's first token."""
+        if self.segments is None:
+            return None if self.weights is None else self.weights[:, 1:]
+        follows = (self.segments[:, 1:] == self.segments[:, :-1]) & (self.segments[:, 1:] > 0)
+        return follows * (1.0 if self.weights is None else self.weights[:, 1:])
+
+    def mapped(self, change: Callable[[Any], Any]) -> Batch:
+        """Return the batch with ``change`` applied to each of its arrays."""
+        arrays = (self.tokens, self.weights, self.segments, self.positions)
+        return Batch(*(None if array is None else change(array) for array in arrays))
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,8 @@
 
    batch ─▶ A microbatches ─▶ gradient of the objective of each ─▶ their mean ─▶ update ─▶ θ + scale · update
 
-With accumulation a step holds the activations of one microbatch and the gradient twice. Its result is that of the whole
+The mean is by the weights of the microbatches' targets, if a batch has weights. With accumulation a step holds the
+activations of one microbatch and the gradient twice. Its result is that of the whole
 batch to float tolerance, except if an objective is not a mean over sequences, such as a balance of experts, which is then
 that of each microbatch. The step reports the plain loss, whatever it minimises.
 
@@ -23,6 +24,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from learners.contract import Batch
 from learners.model import Model
 from orchestrator.errors import ConfigurationError
 
@@ -33,9 +35,12 @@ STILL_STEPS_MAX = 1_000
 InnerStep = Callable[..., tuple[Any, Any, jax.Array, jax.Array]]
 """(parameters, optimizer state, tokens, scale, frozen tensors) → (parameters, optimizer state, loss, slope).
 
-Tokens are (batch, length + 1) int32; the scale is a float32 scalar (``inner.update_scale``); the loss is in nats per
-token. The slope is the inner product of update and gradient, negative if the update points downhill; a float32 scalar.
-It is 0 unless the step was built to measure it, and if the update is no larger than the parameters' rounding."""
+Tokens are (batch, length + 1) int32, or a ``Batch``; the scale is a float32 scalar (``inner.update_scale``); the loss
+is in nats per token. The slope is the inner product of update and gradient, negative if the update points downhill; a
+float32 scalar. It is 0 unless the step was built to measure it, and if the update is no larger than the parameters'
+rounding."""
+ALMOST_NO_WEIGHT = 1e-30
+"""Less than the weight of any token: a batch without weight has no gradient."""
 ROUNDING = 2.0**-22
 """Updates below this fraction of the parameters come from rounding. schedule_free_adamw has them at a learning rate of 0."""
 
@@ -107,25 +112,32 @@ def build(
         )
     value_and_grad = jax.value_and_grad(_objective(model), has_aux=True)
 
-    def mean_gradient(parameters: Any, tokens: jax.Array, frozen: Any) -> tuple[Any, jax.Array]:
+    def mean_gradient(parameters: Any, tokens: jax.Array | Batch, frozen: Any) -> tuple[Any, jax.Array]:
         if accumulation == 1:
             (_, loss), gradient = value_and_grad(parameters, tokens, frozen)
             return gradient, loss
-        batch, length = tokens.shape
         # sequences a, a + A, … are microbatch a, so that each device has some of every microbatch
-        microbatches = tokens.reshape(batch // accumulation, accumulation, length).swapaxes(0, 1)
+        microbatches = jax.tree.map(
+            lambda array: array.reshape(array.shape[0] // accumulation, accumulation, -1).swapaxes(0, 1), tokens
+        )
 
-        def add(total: Any, microbatch: jax.Array) -> tuple[Any, None]:
+        def add(total: Any, microbatch: jax.Array | Batch) -> tuple[Any, None]:
             (_, loss), gradient = value_and_grad(parameters, microbatch, frozen)
+            weights = Batch.of(microbatch).target_weights
+            if weights is not None:
+                weight = jnp.sum(weights) / whole
+                gradient, loss = jax.tree.map(lambda mean: weight * mean, (gradient, loss))
             return jax.tree.map(jnp.add, total, (gradient, loss)), None
 
+        of_all = Batch.of(tokens).target_weights
+        whole = accumulation if of_all is None else jnp.maximum(jnp.sum(of_all), ALMOST_NO_WEIGHT)
         nothing = (jax.tree.map(jnp.zeros_like, parameters), jnp.zeros((), jnp.float32))
         total, _ = jax.lax.scan(add, nothing, microbatches)
-        gradient, loss = jax.tree.map(lambda summed: summed / accumulation, total)
+        gradient, loss = total if of_all is not None else jax.tree.map(lambda summed: summed / accumulation, total)
         return gradient, loss
 
     def step(
-        parameters: Any, state: Any, tokens: jax.Array, scale: jax.Array, frozen: Any = NOTHING
+        parameters: Any, state: Any, tokens: Any, scale: jax.Array, frozen: Any = NOTHING
     ) -> tuple[Any, Any, jax.Array, jax.Array]:
         gradient, loss = mean_gradient(parameters, tokens, frozen)
         updates, state = optimizer.update(gradient, state, parameters)
@@ -151,10 +163,10 @@ def with_frozen(parameters: Any, frozen: Any) -> Any:
     return {**frozen, **parameters} if frozen else parameters
 
 
-def _objective(model: Model) -> Callable[[Any, jax.Array, Any], tuple[jax.Array, jax.Array]]:
+def _objective(model: Model) -> Callable[[Any, Any, Any], tuple[jax.Array, jax.Array]]:
     """Return a function for the objective and the loss, of parameters, tokens and frozen tensors."""
 
-    def both(parameters: Any, tokens: jax.Array, frozen: Any) -> tuple[jax.Array, jax.Array]:
+    def both(parameters: Any, tokens: Any, frozen: Any) -> tuple[jax.Array, jax.Array]:
         tensors = with_frozen(parameters, frozen)
         if model.objective is not None:
             return model.objective(tensors, tokens)

@@ -25,10 +25,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from learners.contract import Batch
 from learners.factories import called, guarded
 from learners.island_spec import Document, IslandSpec
 from learners.models import decoder
-from learners.models.model import AXES, Frozen, Logits, Model, Tensors, losses
+from learners.models.model import AXES, Frozen, Model, Tensors, losses
 from learners.models.plain import transformer
 from learners.optimizer_settings import use_of
 from orchestrator.errors import ConfigurationError, InvalidJobSpec
@@ -43,6 +44,8 @@ ADAPTERS = 0x10A
 """Separates the draws of adapters from those of the model."""
 Make = Callable[[Any], Any]
 """Returns a module for a seed."""
+Apply = Callable[[Tensors, jax.Array], jax.Array]
+"""Maps tokens (batch, length) to logits (batch, length, vocabulary)."""
 __all__ = ["AXES", "Model", "build"]
 
 
@@ -214,8 +217,9 @@ def _checked(path: str, own: Model) -> Model:
             every = result if isinstance(result, tuple) else (result,)
             if len(every) != count or any(getattr(each, "shape", None) != () for each in every):
                 shown = ", ".join(str(getattr(each, "shape", type(each).__name__)) for each in every)
+                shape = Batch.of(tokens).tokens.shape
                 raise ConfigurationError(
-                    detail=f"{subject.format(name)} returns {shown} for tokens {tokens.shape}. It must return "
+                    detail=f"{subject.format(name)} returns {shown} for tokens {shape}. It must return "
                     f"{'a scalar' if count == 1 else 'two scalars'}: the mean over all positions."
                 )
             return result
@@ -303,7 +307,7 @@ def _of_equinox(module: Any, make: Make, z_loss: float) -> Model:
     return _model(tensors(module), lambda seed: tensors(make(seed)), apply, z_loss)
 
 
-def _model(parameters: Tensors, initialise: Callable[[Any], Tensors], apply: Logits, z_loss: float) -> Model:
+def _model(parameters: Tensors, initialise: Callable[[Any], Tensors], apply: Apply, z_loss: float) -> Model:
     """Build the model. Raises ConfigurationError unless parameters are float32 and tokens become logits."""
     if other := sorted(name for name, array in parameters.items() if array.dtype != jnp.float32):
         raise ConfigurationError(
@@ -324,7 +328,8 @@ def _model(parameters: Tensors, initialise: Callable[[Any], Tensors], apply: Log
             "one for each token of the vocabulary, for each position."
         )
 
-    return Model(initialise, **losses(apply, z_loss), traceable=True, vocabulary_size=shape[-1])
+    of_tokens = losses(lambda values, inputs: apply(values, inputs.tokens), z_loss)
+    return Model(initialise, **of_tokens, traceable=True, vocabulary_size=shape[-1])
 
 
 def _named(path: tuple[Any, ...]) -> str:

@@ -21,8 +21,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from learners.contract import Batch
 from learners.mesh import constrained
-from learners.models.model import Model
+from learners.models.model import Model, weighted_mean
 from orchestrator.models.decoder import (
     DecoderSection,
     ExpertsSection,
@@ -51,10 +52,10 @@ def decoder(config: DecoderSection, compute_dtype: Any, remat: Remat = "none", z
     dtype = jnp.dtype(compute_dtype)
     weight = config.experts.balance_weight if config.experts else 0.0
 
-    def loss(parameters: Tensors, tokens: jax.Array) -> jax.Array:
+    def loss(parameters: Tensors, tokens: jax.Array | Batch) -> jax.Array:
         return _loss(config, dtype, remat, parameters, tokens)[0]
 
-    def objective(parameters: Tensors, tokens: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def objective(parameters: Tensors, tokens: jax.Array | Batch) -> tuple[jax.Array, jax.Array]:
         surprise, squares, balance = _loss(config, dtype, remat, parameters, tokens)
         return surprise + z_loss * squares + weight * balance, surprise
 
@@ -65,6 +66,7 @@ def decoder(config: DecoderSection, compute_dtype: Any, remat: Remat = "none", z
         roles=roles(config),
         axes=config.dimensions,
         traceable=True,
+        takes_batches=True,
         vocabulary_size=config.vocabulary_size,
         flops_per_token=lambda length: flops_per_token(config, length),
         compute_dtypes={name: dtype for name in config.shapes if not name.endswith("norm")},
@@ -125,30 +127,37 @@ def initial_parameters(config: DecoderSection, seed: Any) -> dict[str, jax.Array
     return parameters
 
 
-def logits(config: DecoderSection, dtype: Any, parameters: Tensors, inputs: jax.Array) -> jax.Array:
-    """Map (batch, length) int to (batch, length, vocabulary) float32. Position t sees only inputs 0 to t."""
-    stream, _ = _stream(config, dtype, "none", parameters, inputs)
+def logits(config: DecoderSection, dtype: Any, parameters: Tensors, inputs: jax.Array | Batch) -> jax.Array:
+    """Map (batch, length) int to (batch, length, vocabulary) float32.
+
+    Position t sees only those of inputs 0 to t that are in its segment.
+    """
+    stream, _ = _stream(config, dtype, "none", parameters, Batch.of(inputs))
     return _scores(config, parameters, stream)
 
 
 def _loss(
-    config: DecoderSection, dtype: Any, remat: Remat, parameters: Tensors, tokens: jax.Array
+    config: DecoderSection, dtype: Any, remat: Remat, parameters: Tensors, tokens: jax.Array | Batch
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Return the mean cross-entropy of each next token, mean log²Z, and the balance of experts; all scalar float32.
+
+    The means are by the weights of the batch. The balance of experts is over all tokens, padding included.
 
     If a sequence has many logits, positions are computed in equal stretches, the last padded with zero weight. The
     logits of each stretch are computed again for the gradient instead of being kept.
     """
-    inputs, targets = tokens[:, :-1], tokens[:, 1:]
-    stream, balance = _stream(config, dtype, remat, parameters, inputs)
-    batch, length = inputs.shape
+    rows = Batch.of(tokens)
+    targets, target_weights = rows.targets, rows.target_weights
+    stream, balance = _stream(config, dtype, remat, parameters, rows.inputs)
+    batch, length = targets.shape
     count = math.ceil(length * config.vocabulary_size / LOGITS_MAX)
     if count == 1:
         surprise, log_z = _surprise(config, parameters, stream, targets)
-        return jnp.mean(surprise), jnp.mean(log_z**2), balance
+        return weighted_mean(surprise, target_weights), weighted_mean(log_z**2, target_weights), balance
     stretch = math.ceil(length / count)
     padding = ((0, 0), (0, stretch * count - length))
-    weights = jnp.pad(jnp.ones((batch, length), jnp.float32), padding)
+    weights = jnp.ones((batch, length), jnp.float32) if target_weights is None else target_weights
+    total = batch * length if target_weights is None else jnp.sum(target_weights)
 
     def in_stretches(array: jax.Array) -> jax.Array:
         return jnp.moveaxis(array.reshape(batch, count, stretch, *array.shape[2:]), 1, 0)
@@ -159,9 +168,9 @@ def _loss(
         surprise, log_z = _surprise(config, parameters, some, wanted)
         return totals + jnp.stack([jnp.sum(weight * surprise), jnp.sum(weight * log_z**2)]), None
 
-    parts = (jnp.pad(stream, (*padding, (0, 0))), jnp.pad(targets, padding), weights)
+    parts = (jnp.pad(stream, (*padding, (0, 0))), jnp.pad(targets, padding), jnp.pad(weights, padding))
     totals, _ = jax.lax.scan(summed, jnp.zeros(2, jnp.float32), tuple(map(in_stretches, parts)))
-    surprise, squares = totals / (batch * length)
+    surprise, squares = totals / (total if target_weights is None else jnp.where(total > 0, total, 1.0))
     return surprise, squares, balance
 
 
@@ -189,13 +198,13 @@ def _scores(config: DecoderSection, parameters: Tensors, stream: jax.Array) -> j
 
 
 def _stream(
-    config: DecoderSection, dtype: Any, remat: Remat, parameters: Tensors, inputs: jax.Array
+    config: DecoderSection, dtype: Any, remat: Remat, parameters: Tensors, inputs: Batch
 ) -> tuple[jax.Array, jax.Array]:
     """Return the last normalised residual stream, (batch, length, width) in ``dtype``, and the mean balance of experts."""
-    stream = constrained(parameters["embed"][inputs].astype(dtype), *ACTIVATIONS)
+    stream = constrained(parameters["embed"][inputs.tokens].astype(dtype), *ACTIVATIONS)
     if config.embedding_scale:
         stream = stream * jnp.asarray(math.sqrt(config.width), dtype)
-    rotations = _rotations(config, inputs.shape[1])
+    rotations = _rotations(config, inputs)
 
     def block(x: jax.Array, layer: tuple[dict[str, jax.Array], Kind]) -> tuple[jax.Array, jax.Array]:
         masters, kind = layer
@@ -205,7 +214,8 @@ def _stream(
         def normalised(wanted: bool, x: jax.Array, name: str) -> jax.Array:
             return _normalised(config, x, tensors[name]) if wanted else x
 
-        mixed = _attention(config, tensors, normalised(config.pre_norms, x, "attention.norm"), kind, rotations)
+        ready = normalised(config.pre_norms, x, "attention.norm")
+        mixed = _attention(config, tensors, ready, kind, rotations, inputs.segments)
         x = x + normalised(config.post_norms, mixed, "attention.post_norm")
         hidden, balance = _feedforward(config, tensors, normalised(config.pre_norms, x, "feedforward.norm"))
         return x + normalised(config.post_norms, hidden, "feedforward.post_norm"), balance
@@ -221,7 +231,12 @@ def _stream(
 
 
 def _attention(
-    config: DecoderSection, tensors: Tensors, x: jax.Array, kind: Kind, rotations: tuple[jax.Array, jax.Array]
+    config: DecoderSection,
+    tensors: Tensors,
+    x: jax.Array,
+    kind: Kind,
+    rotations: tuple[jax.Array, jax.Array],
+    segments: jax.Array | None,
 ) -> jax.Array:
     """Apply causal self-attention of one layer: (batch, length, width) → the same."""
     batch, length, _ = x.shape
@@ -245,12 +260,12 @@ def _attention(
     key = _rotated(heads("key", config.key_value_head_count), rotation)
     value = heads("value", config.key_value_head_count)
     if config.window is None or config.global_every is None:
-        mixed = _attended(config, config.window, query, key, value)
+        mixed = _attended(config, config.window, segments, query, key, value)
     else:
         mixed = jax.lax.cond(
             is_global,
-            lambda *qkv: _attended(config, None, *qkv),
-            lambda *qkv: _attended(config, config.window, *qkv),
+            lambda *qkv: _attended(config, None, segments, *qkv),
+            lambda *qkv: _attended(config, config.window, segments, *qkv),
             *(query, key, value),
         )
     output = _product(mixed.reshape(batch, length, -1), tensors, "attention.output")
@@ -264,18 +279,32 @@ def _product(x: jax.Array, tensors: Tensors, name: str) -> jax.Array:
 
 
 def _attended(
-    config: DecoderSection, window: int | None, query: jax.Array, key: jax.Array, value: jax.Array
+    config: DecoderSection,
+    window: int | None,
+    segments: jax.Array | None,
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
 ) -> jax.Array:
-    """Attend to earlier positions: returns (batch, length, heads, size). Heads of query share heads of key."""
+    """Attend to earlier positions, of the same segment: returns (batch, length, heads, size).
+
+    Heads of query share heads of key.
+    """
+    alike = None if segments is None else segments[:, :, None] == segments[:, None, :]
     scale = config.attention_scale or config.head_size**-0.5
     if config.attention_softcap is None:
         sides = None if window is None else (window - 1, 0)
-        return jax.nn.dot_product_attention(query, key, value, scale=scale, is_causal=True, local_window_size=sides)
+        mask = None if alike is None else alike[:, None]
+        return jax.nn.dot_product_attention(
+            query, key, value, mask=mask, scale=scale, is_causal=True, local_window_size=sides
+        )
     batch, length, _, size = query.shape
     groups = query.reshape(batch, length, key.shape[2], -1, size)
     scores = jnp.einsum("btkgh,bskh->bkgts", groups, key, preferred_element_type=jnp.float32) * scale
     distance = np.arange(length)[:, None] - np.arange(length)[None, :]
-    visible = (distance >= 0) & (distance < (window or length))
+    visible: Any = (distance >= 0) & (distance < (window or length))
+    if alike is not None:
+        visible = visible & alike[:, None, None]
     weights = jax.nn.softmax(jnp.where(visible, _capped(scores, config.attention_softcap), -jnp.inf), axis=-1)
     return jnp.einsum("bkgts,bskh->btkgh", weights.astype(value.dtype), value).reshape(query.shape)
 
@@ -371,9 +400,13 @@ def _scaled(scaling: RopeScalingSection, theta: float, radians: np.ndarray) -> n
     return share + (1 - share) / scaling.factor
 
 
-def _rotations(config: DecoderSection, length: int) -> tuple[jax.Array, jax.Array]:
-    """Return cosines and sines, (2, length, 1, size / 2) float32, of global layers and of those with a window."""
-    positions = jnp.arange(length, dtype=jnp.float32)[:, None, None]
+def _rotations(config: DecoderSection, inputs: Batch) -> tuple[jax.Array, jax.Array]:
+    """Return cosines and sines of global layers and of those with a window.
+
+    (2, length, 1, size / 2) float32; where rows have positions of their own (2, batch, length, 1, size / 2).
+    """
+    of_row = jnp.arange(inputs.tokens.shape[1])
+    positions = (of_row if inputs.positions is None else inputs.positions).astype(jnp.float32)[..., None, None]
     angles = [positions * np.float32(each) for each in frequencies(config)]
     of_all, of_window = (jnp.stack([jnp.cos(angle), jnp.sin(angle)]) for angle in angles)
     if config.rope_scaling is not None:

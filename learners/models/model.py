@@ -15,27 +15,40 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from learners.contract import Batch
 from orchestrator.models.presets import BYTE_VALUES
 from orchestrator.parameters.pieces import Roles
 
 Tensors = Mapping[str, jax.Array]
-Logits = Callable[[Tensors, jax.Array], jax.Array]
-"""Maps tokens (batch, length) to logits (batch, length, vocabulary)."""
+Logits = Callable[[Tensors, Batch], jax.Array]
+"""Maps what is read, (batch, length), to logits (batch, length, vocabulary)."""
 AXES = ("layers", "experts", "vocabulary", "width", "heads", "hidden")
 """The names of dimensions: stacked layers, experts, tokens, the residual stream, all heads together, a hidden layer."""
+
+
+jax.tree_util.register_dataclass(Batch, ("tokens", "weights", "segments", "positions"), ())
 
 
 def losses(logits: Logits, z_loss: float) -> dict[str, Any]:
     """Return ``Model.loss``, and ``Model.objective`` if ``z_loss`` weighs the mean of log²Z, Z being a softmax's divisor."""
 
-    def both(parameters: Tensors, tokens: jax.Array) -> tuple[jax.Array, jax.Array]:
-        scores = logits(parameters, tokens[:, :-1]).astype(jnp.float32)
+    def both(parameters: Tensors, tokens: jax.Array | Batch) -> tuple[jax.Array, jax.Array]:
+        batch = Batch.of(tokens)
+        scores, weights = logits(parameters, batch.inputs).astype(jnp.float32), batch.target_weights
         log_z = jax.nn.logsumexp(scores, axis=-1)
-        chosen = jnp.take_along_axis(scores, tokens[:, 1:, None], axis=-1)[..., 0]
-        loss = jnp.mean(log_z - chosen)
-        return loss + z_loss * jnp.mean(log_z**2), loss
+        chosen = jnp.take_along_axis(scores, batch.targets[..., None], axis=-1)[..., 0]
+        loss = weighted_mean(log_z - chosen, weights)
+        return loss + z_loss * weighted_mean(log_z**2, weights), loss
 
     return {"loss": lambda parameters, tokens: both(parameters, tokens)[1], "objective": both if z_loss else None}
+
+
+def weighted_mean(values: jax.Array, weights: jax.Array | None) -> jax.Array:
+    """Return Σ w·x / Σ w, 0 if all weights are 0; without weights the plain mean. Arrays of one shape to a scalar."""
+    if weights is None:
+        return jnp.mean(values)
+    total = jnp.sum(weights)
+    return jnp.sum(weights * values) / jnp.where(total > 0, total, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +84,7 @@ class Model:
                                    last are read, all but the first predicted
     objective(parameters, tokens)  what a step minimises, if that is more than the loss (for a balance of experts,
                                    say); and the loss, from the same forward pass
+    takes_batches                  whether loss and objective also take a ``Batch`` with weights, segments and positions
     roles                          the roles of tensors whose names do not show them: embedding-like, stacked by layer
                                    or expert, free of weight decay
     axes                           the names of each tensor's dimensions, from ``AXES`` or None, by which a mesh splits
@@ -89,11 +103,12 @@ class Model:
     """
 
     initialise: Callable[[Any], Mapping[str, Any]]
-    loss: Callable[[Mapping[str, jax.Array], jax.Array], jax.Array]
+    loss: Callable[[Mapping[str, jax.Array], Any], jax.Array]
     roles: Roles = field(default_factory=dict)
     axes: Mapping[str, tuple[str | None, ...]] = field(default_factory=dict)
-    objective: Callable[[Mapping[str, jax.Array], jax.Array], tuple[jax.Array, jax.Array]] | None = None
+    objective: Callable[[Mapping[str, jax.Array], Any], tuple[jax.Array, jax.Array]] | None = None
     traceable: bool = False
+    takes_batches: bool = False
     vocabulary_size: int = BYTE_VALUES
     flops_per_token: Callable[[int], float] | None = None
     initial_weights: Callable[[Iterable[str] | None], Mapping[str, Any]] | None = None

@@ -21,6 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from learners.contract import Batch
 from learners.models.model import Model, losses
 from orchestrator.models.presets import Architecture, parameter_shapes
 
@@ -31,18 +32,30 @@ def transformer(architecture: Architecture, compute_dtype: Any, z_loss: float = 
     return Model(
         initialise=lambda seed: _initial_parameters(architecture, seed),
         **losses(lambda parameters, inputs: logits(architecture, dtype, parameters, inputs), z_loss),
+        takes_batches=True,
         axes=architecture.dimensions,
         vocabulary_size=architecture.vocabulary_size,
         flops_per_token=lambda length: _flops_per_token(architecture, length),
     )
 
 
-def logits(architecture: Architecture, dtype: Any, parameters: Mapping[str, jax.Array], inputs: jax.Array) -> jax.Array:
-    """Map (batch, length) int to (batch, length, vocabulary) float32. Position t sees only inputs 0 to t."""
-    length = inputs.shape[1]
-    causal = jnp.where(np.tril(np.ones((length, length), bool)), 0.0, -jnp.inf).astype(jnp.float32)
+def logits(
+    architecture: Architecture, dtype: Any, parameters: Mapping[str, jax.Array], inputs: jax.Array | Batch
+) -> jax.Array:
+    """Map (batch, length) int to (batch, length, vocabulary) float32.
+
+    Position t sees only those of inputs 0 to t that are in its segment.
+    """
+    batch = Batch.of(inputs)
+    length = batch.tokens.shape[1]
+    visible: Any = np.tril(np.ones((length, length), bool))
+    if batch.segments is not None:
+        visible = visible & (batch.segments[:, None, :, None] == batch.segments[:, None, None, :])
+    causal = jnp.where(visible, 0.0, -jnp.inf).astype(jnp.float32)
     rotation = _rotation(length, architecture.head_size)
-    stream = parameters["embed"][inputs].astype(dtype)
+    if batch.positions is not None:
+        rotation = (jnp.asarray(rotation[0])[batch.positions], jnp.asarray(rotation[1])[batch.positions])
+    stream = parameters["embed"][batch.tokens].astype(dtype)
     for layer in range(architecture.layer_count):
         block = {
             name: parameters[f"blocks.{layer}.{name}"].astype(dtype)
@@ -99,7 +112,7 @@ def _normalise(x: jax.Array) -> jax.Array:
     return (wide * jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + 1e-6)).astype(x.dtype)
 
 
-def _rotation(length: int, head_size: int) -> tuple[np.ndarray, np.ndarray]:
+def _rotation(length: int, head_size: int) -> tuple[Any, Any]:
     """Return cosines and sines (length, 1, head_size / 2) float32 of rotary positions, arXiv:2104.09864."""
     frequencies = 10_000.0 ** (-np.arange(0, head_size, 2) / head_size)
     angles = np.arange(length)[:, None, None] * frequencies

@@ -10,7 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from learners.contract import Batch
 from learners.models import decoder as family
+from learners.models.plain import transformer
 from orchestrator.errors import ConfigurationError
 from orchestrator.models.decoder import DecoderSection, parameter_shapes
 from orchestrator.models.presets import DECODERS, PLAIN, Architecture
@@ -376,3 +378,61 @@ def test_a_tokenizers_vocabulary_takes_the_place_of_the_presets() -> None:
         assert network.vocabulary_size == 1_024
         matrices, own = (2, 256) if name == "nano" else (1, 16_384)
         assert parameter_count_of(spec) == before + matrices * (1_024 - own) * network.width
+
+
+# ── packed rows ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def packed(lengths: tuple[int, ...], length: int) -> tuple[Batch, Batch]:
+    """Return one row of documents with random weights, the rest padded; and the same documents each in a row of its own."""
+    generator, row = np.random.default_rng(7), np.zeros((3, length), np.int32)
+    weights, at = np.zeros(length, np.float32), 0
+    alone, weights_alone = np.zeros((len(lengths), length), np.int32), np.zeros((len(lengths), length), np.float32)
+    for number, count in enumerate(lengths):
+        tokens, own = generator.integers(0, 23, count), generator.integers(0, 3, count).astype(np.float32)
+        row[:, at : at + count] = tokens, np.full(count, number + 1), np.arange(count)
+        weights[at : at + count] = own
+        alone[number, :count], weights_alone[number, :count] = tokens, own
+        at += count
+    return Batch(row[0][None], weights[None], row[1][None], row[2][None]), Batch(alone, weights_alone)
+
+
+SMALL_PLAIN = Architecture(layer_count=2, width=16, head_size=8, vocabulary_size=23)
+
+
+@pytest.mark.parametrize("config", [EVERYTHING, UNTIED, SMALL_PLAIN], ids=["all", "untied", "plain"])
+def test_a_packed_row_has_the_loss_and_gradient_of_its_documents(
+    config: DecoderSection | Architecture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if isinstance(config, Architecture):
+        built, values = transformer(config, "float32"), drawn_plain(config)
+    else:
+        monkeypatch.setattr(family, "LOGITS_MAX", 10 * 23)  # two stretches of a row
+        built, values = family.decoder(config, "float32"), drawn(config)
+    row, alone = packed((5, 2, 7, 1), 18)
+    step = jax.jit(jax.value_and_grad(built.loss), compiler_options=QUICK)
+    (loss, gradient), (expected_loss, expected) = step(values, row), step(values, alone)
+    assert float(loss) == pytest.approx(float(expected_loss), rel=1e-5)
+    for name in values:
+        np.testing.assert_allclose(gradient[name], expected[name], rtol=1e-3, atol=1e-5)
+
+
+def test_a_row_without_weights_counts_every_token_but_the_first_of_each_document() -> None:
+    row, _ = packed((4, 3), 9)
+    plain = Batch(row.tokens, None, row.segments, row.positions)
+    np.testing.assert_array_equal(plain.target_weights, [[1, 1, 1, 0, 1, 1, 0, 0]])
+
+
+def test_a_row_of_padding_has_no_loss() -> None:
+    nothing = np.zeros((2, 6), np.int32)
+    loss = transformer(SMALL_PLAIN, "float32").loss(
+        drawn_plain(SMALL_PLAIN), Batch(nothing, nothing * 1.0, nothing, nothing)
+    )
+    assert float(loss) == 0.0
+
+
+def drawn_plain(config: Architecture) -> dict[str, np.ndarray]:
+    generator = np.random.default_rng(5)
+    return {
+        name: generator.standard_normal(shape).astype(np.float32) * 0.2 for name, shape in plain_shapes(config).items()
+    }

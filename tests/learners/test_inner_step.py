@@ -13,9 +13,11 @@ import optax.contrib
 import pytest
 
 from learners import inner_step
+from learners.contract import Batch
 from learners.inner_step import WITH_MOMENTUM
 from learners.jax_trainer import JaxTrainer
 from learners.model import Model
+from learners.models.model import weighted_mean
 from orchestrator.errors import ConfigurationError
 
 SHAPES = {"embed": (16, 4), "wide": (128, 130), "gain": (4,)}
@@ -38,10 +40,12 @@ WITH_OBJECTIVE = Model(initialise, loss, objective=lambda *of: (2 * loss(*of), l
 TOKENS = np.random.default_rng(0).integers(0, 256, (12, 9)).astype(np.int32)
 
 
-def stepped(model: Model, accumulation: int = 1) -> tuple[Any, Any, jax.Array]:
+def stepped(model: Model, accumulation: int = 1, batch: Any = TOKENS) -> tuple[Any, Any, jax.Array]:
     optimizer, parameters = optax.scale(-1.0), jax.tree.map(jnp.asarray, initialise(0))
     step = jax.jit(inner_step.build(model, optimizer, z_loss=0.0, accumulation=accumulation))
-    moved, state, loss, _ = step(parameters, optimizer.init(parameters), jnp.asarray(TOKENS), jnp.float32(0.1))
+    moved, state, loss, _ = step(
+        parameters, optimizer.init(parameters), jax.tree.map(jnp.asarray, batch), jnp.float32(0.1)
+    )
     return moved, state, loss
 
 
@@ -52,6 +56,24 @@ def test_a_batch_in_parts_gives_what_it_gives_at_once(accumulation: int) -> None
     assert float(loss_in_parts) == pytest.approx(float(loss_at_once), rel=1e-6)
     for name in SHAPES:
         np.testing.assert_allclose(in_parts[name], parameters[name], rtol=1e-6)
+
+
+@pytest.mark.parametrize("accumulation", [2, 3, 12])
+def test_microbatches_count_by_the_weights_of_their_tokens(accumulation: int) -> None:
+    """Some microbatches have no weight at all, and change nothing."""
+
+    def weighted(parameters: Mapping[str, jax.Array], batch: Batch) -> jax.Array:
+        rows = jnp.mean((parameters["embed"][batch.targets % 16] * parameters["gain"]) ** 2, axis=-1)
+        return weighted_mean(rows, batch.target_weights) * jnp.mean(parameters["wide"] ** 2)
+
+    weights = np.random.default_rng(1).integers(0, 3, TOKENS.shape).astype(np.float32)
+    weights[::3] = 0.0
+    of_weights = Model(initialise, weighted, takes_batches=True)
+    at_once, _, loss_at_once = stepped(of_weights, 1, Batch(TOKENS, weights))
+    in_parts, _, loss_in_parts = stepped(of_weights, accumulation, Batch(TOKENS, weights))
+    assert float(loss_in_parts) == pytest.approx(float(loss_at_once), rel=1e-6)
+    for name in SHAPES:
+        np.testing.assert_allclose(in_parts[name], at_once[name], rtol=1e-6)
 
 
 @pytest.mark.parametrize("accumulation", [1, 3])
