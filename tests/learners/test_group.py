@@ -26,7 +26,7 @@ from orchestrator.parameters.validation import validated_parts
 from orchestrator.parameters.wire_format import InvalidPayload
 from orchestrator.replica.replica import Publication
 from orchestrator.system.logbook import island_logbook
-from tests.learners.sliced import Sliced
+from tests.learners.stepped import Sliced
 from tests.waiting import PATIENCE_S, wait_until
 
 KEY = b"k" * 32

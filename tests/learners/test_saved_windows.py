@@ -32,7 +32,7 @@ from orchestrator.system.roots import AllowedRoots
 from tests.checkpoints.making import as_earlier_builds_wrote_it, complete, without_blocks
 from tests.checkpoints.reads import counted_reads
 from tests.learners.conftest import job
-from tests.learners.sliced import Sliced
+from tests.learners.stepped import Sliced
 
 IT = IslandId("it")
 POSITION = Position(
