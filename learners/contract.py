@@ -12,8 +12,8 @@ arrays. A piece is a tensor, or a part of one along an axis, as in ``embed[0:512
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from math import inf
 from typing import Any, Protocol
 
@@ -89,6 +89,16 @@ class Batch:
         """Return the batch with ``change`` applied to each of its arrays."""
         arrays = (self.tokens, self.weights, self.segments, self.positions)
         return Batch(*(None if array is None else change(array) for array in arrays))
+
+
+def stacked(batches: Sequence[np.ndarray | Batch]) -> np.ndarray | Batch:
+    """Return the rows of all batches as one batch."""
+    if not isinstance(batches[0], Batch):
+        return np.concatenate(batches)  # type: ignore[arg-type]  # all are of one kind
+    every = [Batch.of(batch) for batch in batches]
+    names = (field.name for field in fields(Batch))
+    columns = ([getattr(batch, name) for batch in every] for name in names)
+    return Batch(*(None if column[0] is None else np.concatenate(column) for column in columns))
 
 
 @dataclass(frozen=True, slots=True)

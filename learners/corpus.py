@@ -28,6 +28,8 @@ from typing import Any
 
 import numpy as np
 
+from learners.contract import Batch
+from learners.conversations import Conversations, batch_of, learned_tokens
 from learners.held_out import HeldOutBatch
 from learners.island_spec import IslandSpec
 from learners.resharding import Draw, first_count, origins
@@ -48,12 +50,16 @@ SKIPPED_FOLDERS = frozenset({"site-packages", "dist-packages", "test", "tests", 
 
 @dataclass(frozen=True, slots=True)
 class Corpus:
-    """Two disjoint texts, each a one-dimensional array of tokens: whole documents with the separator between them."""
+    """Two disjoint texts, each a one-dimensional array of tokens: whole documents with the separator between them.
+
+    With ``has_rows`` they are rows of conversations (``learners.conversations``).
+    """
 
     training: np.ndarray
     held_out: np.ndarray
     held_out_bytes_per_token: float = 1.0
     vocabulary_size: int = BYTE_COUNT
+    has_rows: bool = False
 
 
 def load(
@@ -81,11 +87,11 @@ def shard_batches(corpus: Corpus, spec: IslandSpec, shard_index: int, shard_coun
     import grain
 
     length, batch_size = spec.job.data.sequence_length, spec.batch_size
-    window_count = (len(corpus.training) - 1) // length
+    window_count = windows_in(corpus.training, length, corpus.has_rows)
     cut_into = first_count(spec.resumptions, shard_count)
     if window_count // cut_into < batch_size:
         raise ConfigurationError(
-            detail=f"data: {window_count} sequences of {length} bytes are too few to give each of {cut_into} islands "
+            detail=f"data: {window_count} sequences of {length} tokens are too few to give each of {cut_into} islands "
             f"one batch of {batch_size}. Add text, or lower training.batch_size or data.sequence_length."
         )
 
@@ -98,7 +104,7 @@ def shard_batches(corpus: Corpus, spec: IslandSpec, shard_index: int, shard_coun
         drawn = [
             windows(shard)[at] for shard, at in origins(spec.resumptions, batch_size, shard_index, shard_count, number)
         ]
-        return sequences_at(corpus.training, np.array(drawn), length)
+        return sequences_at(corpus.training, np.array(drawn), length, corpus.has_rows)
 
     return draw
 
@@ -112,7 +118,8 @@ def builtin_documents() -> Iterator[bytes]:
 
 def file_documents(section: DataSection, roots: AllowedRoots, unreadable: Unreadable | None = None) -> Iterator[bytes]:
     """Yield the documents of ``data.files``, in their order. Raises OutsideRoots for a file that is below no root."""
-    reader, left = Reader(roots, section.text_field, unreadable or Unreadable(0), "files"), TEXT_BYTES_MAX
+    field = section.record_field(section.text_field)
+    reader, left = Reader(roots, field, unreadable or Unreadable(0), "files"), TEXT_BYTES_MAX
     for path in section.files:
         try:
             for document in reader.whole(path, left):
@@ -136,7 +143,8 @@ def split(
     The choice is by digest, not by position, so that neighbours in a file are not all held out together. Equal documents
     stay on the same side. Raises ConfigurationError if either side is shorter than one sequence.
     """
-    chunks = [chunk for document in documents for chunk in parts(document)]
+    has_rows = isinstance(tokenizer, Conversations)
+    chunks = list(documents) if has_rows else [chunk for document in documents for chunk in parts(document)]
     digests = [hashlib.blake2b(chunk, digest_size=16).digest() for chunk in chunks]
     size_of = dict.fromkeys(digests, 0)
     for digest, chunk in zip(digests, chunks, strict=True):
@@ -152,10 +160,10 @@ def split(
     sides = {side: _side(chunks, digests, held_out, side) for side in (False, True)}
     tokenizer = tokenizer or Bytes()
     training, measured = (joined(tokenizer, sides[side]) for side in (False, True))
-    bytes_per_token = text_bytes(sides[True]) / max(1, len(measured))
-    corpus = Corpus(training, measured, bytes_per_token, tokenizer.vocabulary_size)
+    bytes_per_token = average_bytes(tokenizer, sides[True], measured)
+    corpus = Corpus(training, measured, bytes_per_token, tokenizer.vocabulary_size, has_rows)
     for side, text in (("training", corpus.training), ("held-out", corpus.held_out)):
-        if len(text) <= sequence_length:
+        if not windows_in(text, sequence_length, has_rows):
             raise ConfigurationError(
                 detail=f"data: the {side} split has {len(text)} tokens, fewer than one sequence of {sequence_length + 1}. "
                 "Add text, lower data.sequence_length, or change data.held_out_ratio."
@@ -165,9 +173,9 @@ def split(
 
 def held_out_sequences(corpus: Corpus, count: int, sequence_length: int) -> np.ndarray:
     """Return up to ``count`` sequences evenly spread over the held-out split: (sequences, sequence_length + 1) int32."""
-    windows = (len(corpus.held_out) - 1) // sequence_length
+    windows = windows_in(corpus.held_out, sequence_length, corpus.has_rows)
     picked = np.arange(min(count, windows)) * windows // min(count, windows)
-    return sequences_at(corpus.held_out, picked, sequence_length)
+    return sequences_at(corpus.held_out, picked, sequence_length, corpus.has_rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,44 +194,62 @@ def sequences_wanted(sequence_count: int, share: float) -> int:
 
 
 def measured_batches(
-    sources: Sequence[Measured], sequence_count: int, batch_max: int, length: int
+    sources: Sequence[Measured], sequence_count: int, batch_max: int, length: int, has_rows: bool = False
 ) -> list[HeldOutBatch]:
     """Return batches of one source each, all of one shape. The first ones, however many, have about each source's share."""
     total = sum(source.weight for source in sources)
     shares = [sequences_wanted(sequence_count, source.weight / total) for source in sources]
-    windows = [(len(source.tokens) - 1) // length for source in sources]
+    windows = [windows_in(source.tokens, length, has_rows) for source in sources]
     size = min(batch_max, *shares, *windows)
     batches = []
     for source, share, most in zip(sources, shares, windows, strict=True):
         count = min(ceil(share / size), most // size)
         picked = np.arange(count * size) * most // (count * size)
-        for number, sequences in enumerate(np.split(sequences_at(source.tokens, picked, length), count)):
-            batches.append(((number + 0.5) / count, HeldOutBatch(sequences, source.name, source.bytes_per_token)))
+        drawn = sequences_at(source.tokens, picked, length, has_rows)
+        for number, sequences in enumerate(np.split(drawn, count)):
+            batch = batch_of(sequences) if has_rows else sequences
+            batches.append(((number + 0.5) / count, HeldOutBatch(batch, source.name, source.bytes_per_token)))
     return [batch for _, batch in sorted(batches, key=lambda placed: placed[0])]
 
 
-def sequences_at(text: np.ndarray, windows: np.ndarray, sequence_length: int) -> np.ndarray:
-    """Return these windows as int32 (windows, sequence_length + 1). Neighbours share one token: each is predicted once."""
-    return text[windows[:, None] * sequence_length + np.arange(sequence_length + 1)].astype(np.int32)
+def windows_in(text: np.ndarray, sequence_length: int, has_rows: bool) -> int:
+    """Return how many sequences a text has: rows of conversations do not share a token."""
+    return len(text) // (sequence_length + 1) if has_rows else max(0, len(text) - 1) // sequence_length
+
+
+def sequences_at(text: np.ndarray, windows: np.ndarray, sequence_length: int, has_rows: bool = False) -> np.ndarray:
+    """Return these windows as int32 (windows, sequence_length + 1).
+
+    Neighbours share one token, so that each is predicted once; rows of conversations do not.
+    """
+    starts = windows[:, None] * (sequence_length + has_rows)
+    return text[starts + np.arange(sequence_length + 1)].astype(np.int32)
 
 
 def unigram_loss(corpus: Corpus, sequences: np.ndarray) -> float:
     """Return nats per token, on the sequences' targets, of the training split's frequencies (one added to each count)."""
-    return surprise(np.bincount(corpus.training, minlength=corpus.vocabulary_size), sequences)
+    tokens = learned_tokens(corpus.training) if corpus.has_rows else corpus.training
+    batch = batch_of(sequences) if corpus.has_rows else sequences
+    return surprise(np.bincount(tokens, minlength=corpus.vocabulary_size), batch)
 
 
-def surprise(counts: np.ndarray, sequences: np.ndarray) -> float:
+def surprise(counts: np.ndarray, sequences: np.ndarray | Batch) -> float:
     """Return nats per token of the sequences' targets if a token's probability is proportional to its count plus one."""
-    smoothed = counts.astype(np.float64) + 1
+    smoothed, batch = counts.astype(np.float64) + 1, Batch.of(sequences)
     nats = -np.log(smoothed / smoothed.sum())
-    return float(nats[sequences[:, 1:]].mean())
+    if batch.target_weights is None:
+        return float(nats[batch.targets].mean())
+    return float(np.average(nats[batch.targets], weights=batch.target_weights))
 
 
 def joined(tokenizer: Tokenizer, documents: Sequence[bytes]) -> np.ndarray:
     """Concatenate the documents' tokens, with the tokenizer's prefix before each and the separator between them.
 
-    A ``Continuation``, a part of the same document, has no prefix. One-dimensional, of the tokenizer's dtype.
+    A ``Continuation``, a part of the same document, has no prefix. Conversations become rows
+    (``learners.conversations``). One-dimensional, of the tokenizer's dtype.
     """
+    if isinstance(tokenizer, Conversations):
+        return tokenizer.packed(documents)
     if not documents:
         return np.zeros(0, tokenizer.dtype)
     nothing = np.zeros(0, tokenizer.dtype)
@@ -237,6 +263,14 @@ def joined(tokenizer: Tokenizer, documents: Sequence[bytes]) -> np.ndarray:
 def text_bytes(documents: Sequence[bytes]) -> int:
     """Return the bytes that the joined tokens stand for, counting each separator as one."""
     return sum(map(len, documents)) + max(0, document_count(documents) - 1)
+
+
+def average_bytes(tokenizer: Tokenizer, documents: Sequence[bytes], tokens: np.ndarray) -> float:
+    """Return the average bytes of text per token of the loss: of conversations, per learned token."""
+    if isinstance(tokenizer, Conversations):
+        learned = learned_tokens(tokens).tolist()
+        return len(tokenizer.decode(learned).encode()) / max(1, len(learned))
+    return text_bytes(documents) / max(1, len(tokens))
 
 
 def document_count(parts: Iterable[bytes]) -> int:

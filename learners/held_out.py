@@ -24,11 +24,11 @@ from dataclasses import dataclass, replace
 from hashlib import blake2b
 from math import fsum, log
 from time import monotonic
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
-from learners.contract import HeldOutLoss
+from learners.contract import Batch, HeldOutLoss
 from orchestrator.core.vocabulary import SourceLoss
 
 DIGEST_BITS = 64
@@ -71,37 +71,50 @@ def smallest(sizes: Mapping[int, int], wanted_bytes: float) -> frozenset[int]:
     return frozenset(chosen)
 
 
-Batch = TypeVar("Batch")
+Measured = TypeVar("Measured")
 
 
 @dataclass(frozen=True, slots=True)
 class HeldOutBatch:
-    """(sequences, sequence_length + 1) int32 ``tokens`` of one source, and the average bytes per token, if known."""
+    """The sequences of one source, as ``tokens`` (sequences, sequence_length + 1) int32 or a ``Batch``.
 
-    tokens: np.ndarray
+    ``bytes_per_token`` is the average of what counts in the loss, if known.
+    """
+
+    tokens: np.ndarray | Batch
     source: str
     bytes_per_token: float | None
 
+    @property
+    def weight(self) -> float:
+        """Return how much the batch counts: 1 if every token does."""
+        weights = Batch.of(self.tokens).target_weights
+        return 1.0 if weights is None else float(np.sum(weights))
+
 
 def measure(
-    batches: Sequence[Batch],
+    batches: Sequence[Measured],
     sequences_per_batch: int,
-    loss_of: Callable[[Batch], float],
+    loss_of: Callable[[Measured], float],
     limit_s: float,
     clock: Callable[[], float] = monotonic,
+    weights: Sequence[float] | None = None,
 ) -> HeldOutLoss:
-    """Return the mean loss of the batches that fit. ``loss_of`` must be compiled already, or it distorts the estimate."""
+    """Return the mean loss of the batches that fit, by their weights.
+
+    ``loss_of`` must be compiled already, or it distorts the estimate.
+    """
     losses: list[float] = []
     began, wanted = clock(), len(batches)
     while len(losses) < wanted:
         losses.append(float(loss_of(batches[len(losses)])))
         wanted = min(wanted, _fitting(len(batches), (clock() - began) / len(losses), limit_s))
-    return HeldOutLoss(fsum(losses[:wanted]) / wanted, wanted * sequences_per_batch, clock() - began)
+    return HeldOutLoss(_mean(losses[:wanted], weights), wanted * sequences_per_batch, clock() - began)
 
 
 def measure_by_source(
     batches: Sequence[HeldOutBatch],
-    loss_of: Callable[[np.ndarray], float],
+    loss_of: Callable[[Any], float],
     limit_s: float,
     clock: Callable[[], float] = monotonic,
 ) -> HeldOutLoss:
@@ -113,21 +126,30 @@ def measure_by_source(
         return losses[-1]
 
     size = len(batches[0].tokens)
-    whole = measure(batches, size, recorded, limit_s, clock)
+    whole = measure(batches, size, recorded, limit_s, clock, [batch.weight for batch in batches])
     measured = list(zip(batches, losses[: whole.sequence_count // size], strict=False))
 
     def bits(pairs: Sequence[tuple[HeldOutBatch, float]]) -> float | None:
-        sizes = [batch.bytes_per_token for batch, _ in pairs if batch.bytes_per_token is not None]
-        return fsum(loss for _, loss in pairs) / fsum(sizes) / log(2) if len(sizes) == len(pairs) else None
+        sizes = [batch.weight * batch.bytes_per_token for batch, _ in pairs if batch.bytes_per_token is not None]
+        nats = fsum(batch.weight * loss for batch, loss in pairs)
+        return nats / fsum(sizes) / log(2) if len(sizes) == len(pairs) else None
 
     by_name = {
         name: [pair for pair in measured if pair[0].source == name] for name in sorted({b.source for b, _ in measured})
     }
     sources = tuple(
-        SourceLoss(name, fsum(loss for _, loss in pairs) / len(pairs), bits(pairs)) for name, pairs in by_name.items()
+        SourceLoss(name, _mean([loss for _, loss in pairs], [batch.weight for batch, _ in pairs]), bits(pairs))
+        for name, pairs in by_name.items()
     )
     several = len({batch.source for batch in batches}) > 1
     return replace(whole, bits_per_byte=bits(measured), sources=sources if several else ())
+
+
+def _mean(losses: Sequence[float], weights: Sequence[float] | None) -> float:
+    """Return the mean by the first of the weights: a held-out batch without learned tokens counts nothing."""
+    own = [1.0] * len(losses) if weights is None else weights[: len(losses)]
+    total = fsum(own)
+    return fsum(weight * loss for weight, loss in zip(own, losses, strict=True)) / total if total else 0.0
 
 
 def _fitting(count: int, seconds_each: float, limit_s: float) -> int:

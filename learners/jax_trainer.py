@@ -26,7 +26,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec, use_abstract_mesh
 
 from learners import compilation_cache, inner_step, mesh, model, optimizer_settings, optimizers, shards
-from learners.contract import Arrays, HeldOutLoss, HeldPart, HostCopy, StepResult
+from learners.contract import Arrays, Batch, HeldOutLoss, HeldPart, HostCopy, StepResult
 from learners.inner_step import DescentCheck
 from learners.island_spec import Document, IslandSpec
 from learners.resharding import Draw
@@ -76,6 +76,7 @@ class JaxTrainer:
         self._model = built
         self._make_draw, self._shard_index = draw, shard_index
         self._text = text or Text(spec)
+        model.require_batches(built, spec)
         self._inner, self._horizon_steps = spec.job.training.inner_optimizer, spec.job.horizon_steps
         self._optimizer = optimizers.build(self._inner, built.roles)
         self._devices = jax.devices() if spec.host_count > 1 else jax.local_devices()
@@ -98,7 +99,7 @@ class JaxTrainer:
         self._state: Any = None
         self._cursor = 0
         self._draw: Draw | None = None
-        self._drawn: tuple[int, np.ndarray] | None = None
+        self._drawn: tuple[int, np.ndarray | Batch] | None = None
 
     @property
     def device_count(self) -> int:
@@ -138,7 +139,7 @@ class JaxTrainer:
                 out_shardings=self._sharded,
             )
             jax.block_until_ready(
-                self.program(*zeros(), self.on_devices(np.zeros(self._batch_shape, np.int32)), np.float32(0))
+                self.program(*zeros(), self.on_devices(jax.tree.map(np.zeros_like, batch.result())), np.float32(0))
             )
             batch.result()
         self._allocate()
@@ -151,9 +152,13 @@ class JaxTrainer:
         step, frozen = self._step or self._traced, self._frozen
         return (lambda *arguments: step(*arguments, frozen)) if frozen else step
 
-    def on_devices(self, tokens: np.ndarray) -> jax.Array:
+    def on_devices(self, tokens: np.ndarray | Batch) -> Any:
         """Put a batch on the devices as ``program`` expects it."""
-        return shards.batch_placed(tokens, self._batch_sharding)
+        return self._placed_batch(tokens, self._batch_sharding)
+
+    @staticmethod
+    def _placed_batch(tokens: np.ndarray | Batch, sharding: NamedSharding) -> Any:
+        return jax.tree.map(lambda array: shards.batch_placed(array, sharding), tokens)
 
     def arrays_on_devices(self) -> tuple[Mapping[str, jax.Array], Any]:
         """Return the parameters and the optimizer's state, which the next step will change in place."""
@@ -177,7 +182,7 @@ class JaxTrainer:
         self._batch()  # draw the next batch while the devices work
         if self._descent is not None:
             self._descent.judge(float(slope))
-        return StepResult(batch.shape[0] * (batch.shape[1] - 1), float(loss), self._text.flaws())
+        return StepResult(math.prod(Batch.of(batch).targets.shape), float(loss), self._text.flaws())
 
     def held(self, piece: str) -> HeldPart:
         named = piece_named(piece)
@@ -275,8 +280,8 @@ class JaxTrainer:
     def _measured(self, parameters: Mapping[str, jax.Array], limit_s: float) -> HeldOutLoss:
         loss = self._held_out_loss()
 
-        def loss_of(tokens: np.ndarray) -> float:
-            return float(loss(parameters, shards.batch_placed(tokens, self._held_out_sharding), self._frozen))
+        def loss_of(tokens: np.ndarray | Batch) -> float:
+            return float(loss(parameters, self._placed_batch(tokens, self._held_out_sharding), self._frozen))
 
         return self._text.measure(loss_of, self._held_out_max, limit_s)
 
@@ -295,7 +300,8 @@ class JaxTrainer:
         """The compiled loss of a held-out batch."""
         if self._loss is None:
             tokens = self._text.held_out_batches(self._held_out_max)[0]
-            batch = jax.ShapeDtypeStruct(tokens.shape, tokens.dtype, sharding=self._held_out_sharding)
+            sharding = self._held_out_sharding
+            batch = jax.tree.map(lambda one: jax.ShapeDtypeStruct(one.shape, one.dtype, sharding=sharding), tokens)
             (parameters, _), frozen = self._abstract, self._abstract_frozen
             with compilation_cache.exclusive():
                 self._loss = jax.jit(self._on_this_mesh(self._whole_loss)).lower(parameters, batch, frozen).compile()
@@ -408,7 +414,10 @@ class JaxTrainer:
 
     def trace(self) -> Any:
         """Lower the inner step for XLA, which reveals what a model cannot do. Nothing is compiled or allocated."""
-        tokens = jax.ShapeDtypeStruct(self._batch_shape, np.int32, sharding=self._batch_sharding)
+        tokens: Any = jax.ShapeDtypeStruct(self._batch_shape, np.int32, sharding=self._batch_sharding)
+        if self._spec.job.data.format == "chat":
+            weights = jax.ShapeDtypeStruct(self._batch_shape, np.float32, sharding=self._batch_sharding)
+            tokens = Batch(tokens, weights, tokens, tokens)
         frozen = (self._abstract_frozen,) if self._abstract_frozen else ()
         return self._traced.lower(*self._abstract, tokens, jax.ShapeDtypeStruct((), np.float32), *frozen)
 
@@ -486,7 +495,7 @@ class JaxTrainer:
         part = shards.taken(array, piece, copied=False).on_host()
         return np.array(part) if self._devices[0].platform == "cpu" and not part.flags.owndata else part
 
-    def _batch(self) -> np.ndarray:
+    def _batch(self) -> np.ndarray | Batch:
         """Return the batch at the cursor. It is drawn once."""
         if self._draw is None:
             self._draw = self._make_draw(self._shard_index)

@@ -19,6 +19,7 @@ from math import prod
 from typing import Any
 
 from learners import tokenizer
+from learners.contract import Batch
 from learners.factories import trainer_of
 from learners.island_spec import IslandSpec
 from learners.text import Text
@@ -76,14 +77,14 @@ def _model(spec: IslandSpec) -> dict[str, Any]:
 
 def _data(spec: IslandSpec) -> dict[str, Any]:
     section, text = spec.job.data, Text(spec)
-    batch = text.draw(0, spec.job.island_count)(0)
+    tokens = Batch.of(text.draw(0, spec.job.island_count)(0)).tokens
     held_out, own = text.held_out_batches(1), tokenizer.load(section, EVERYTHING)
-    first = [int(token) for token in batch[0, :SHOWN_TOKENS]]
+    first = [int(token) for token in tokens[0, :SHOWN_TOKENS]]
     return {
         "tokenizer": section.tokenizer,
         "vocabulary_size": own.vocabulary_size,
         "separator": int(own.separator),
-        "batch_shape": [batch.shape[0], batch.shape[1] - 1],
+        "batch_shape": [tokens.shape[0], tokens.shape[1] - 1],
         "held_out_sequences": sum(map(len, held_out)),
         "first_tokens": first,
         "first_text": own.decode(first) if max(first) < own.vocabulary_size else "",

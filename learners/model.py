@@ -80,6 +80,16 @@ def _whole(spec: IslandSpec) -> Model:
     return replace(built, initial_weights=lambda pieces: weights().taken(pieces))
 
 
+def require_batches(built: Model, spec: IslandSpec) -> None:
+    """Raise ConfigurationError if the job's batches have weights and segments, and the model takes tokens alone."""
+    if spec.job.data.format == "chat" and not built.takes_batches:
+        raise ConfigurationError(
+            detail=f"data.format is chat, but the model from model.factory {spec.job.model.factory!r} takes tokens without "
+            "weights and segments. Use a preset or model.decoder, or return a learners.model.Model with takes_batches whose "
+            "loss takes a learners.contract.Batch."
+        )
+
+
 def _partly_trained(whole: Model, section: TrainableSection, seed: int) -> Model:
     """Return the model of which only adapters, or the selected tensors, are parameters. Its other tensors are frozen.
 

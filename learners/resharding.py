@@ -15,11 +15,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from math import lcm
+from typing import Any
 
-import numpy as np
-
-Draw = Callable[[int], np.ndarray]
-"""Returns the batch with a given number: (sequences, sequence_length + 1) int32 tokens."""
+Draw = Callable[[int], Any]
+"""Returns the batch with a given number: (sequences, sequence_length + 1) int32 tokens, or a ``learners.contract.Batch``."""
 Resumptions = Sequence[tuple[int, Sequence[int]]]
 """For each resumption, first to last: the sequences of a block, and the cursors of all streams in blocks."""
 

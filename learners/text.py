@@ -13,8 +13,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from learners import corpus, tokenizer
-from learners.contract import HeldOutLoss
+from learners import conversations, corpus, tokenizer
+from learners.contract import Batch, HeldOutLoss, stacked
+from learners.conversations import batch_of
 from learners.factories import guarded, imported
 from learners.held_out import HeldOutBatch, measure_by_source
 from learners.island_spec import Document, IslandSpec
@@ -49,9 +50,11 @@ class Text:
     def __init__(self, spec: IslandSpec | Document, vocabulary_size: int | None = None) -> None:
         spec = IslandSpec.of(spec)
         section = spec.job.data
-        own = tokenizer.load(section, spec.roots)
+        own: tokenizer.Tokenizer = tokenizer.load(section, spec.roots)
         if vocabulary_size is not None:
             tokenizer.require_fit(own, section, vocabulary_size)
+        if section.format == "chat":
+            own = conversations.load(section, spec.roots, own)
         self._text = _behind(spec, own, vocabulary_size)
 
     def draw(self, shard_index: int, shard_count: int) -> Draw:
@@ -64,13 +67,13 @@ class Text:
         The data-parallel baseline uses it to see the same tokens in the same order.
         """
         draws = [self.draw(index, shard_count) for index in range(shard_count)]
-        return lambda number: np.concatenate([draw(number) for draw in draws])
+        return lambda number: stacked([draw(number) for draw in draws])
 
-    def held_out_batches(self, batch_max: int) -> list[np.ndarray]:
+    def held_out_batches(self, batch_max: int) -> list[np.ndarray | Batch]:
         """Return the held-out sequences in batches of one shape, with at most ``batch_max`` sequences."""
         return [batch.tokens for batch in self._text.held_out_batches(batch_max)]
 
-    def measure(self, loss_of: Callable[[np.ndarray], float], batch_max: int, limit_s: float) -> HeldOutLoss:
+    def measure(self, loss_of: Callable[[Any], float], batch_max: int, limit_s: float) -> HeldOutLoss:
         """Return the held-out loss; of the first batches if all would take more than ``limit_s`` seconds."""
         return measure_by_source(self._text.held_out_batches(batch_max), loss_of, limit_s)
 
@@ -181,16 +184,18 @@ class InMemory:
     """The built-in corpus or ``data.files``, held in memory."""
 
     def __init__(self, spec: IslandSpec, tokens: tokenizer.Tokenizer) -> None:
-        self._spec, self._tokenizer = spec, tokens
         self._unreadable = Unreadable(spec.job.data.unreadable_max)
+        self._spec, self._tokenizer = spec, conversations.counting_in(tokens, self._unreadable)
 
     def draw(self, shard_index: int, shard_count: int) -> Draw:
-        return corpus.shard_batches(self._corpus, self._spec, shard_index, shard_count)
+        drawn = corpus.shard_batches(self._corpus, self._spec, shard_index, shard_count)
+        return (lambda number: batch_of(drawn(number))) if self._corpus.has_rows else drawn
 
     def held_out_batches(self, batch_max: int) -> list[HeldOutBatch]:
         size = next(size for size in range(batch_max, 0, -1) if len(self._held_out) % size == 0)
         batches = np.split(self._held_out, len(self._held_out) // size)
-        return [HeldOutBatch(batch, "", self._corpus.held_out_bytes_per_token) for batch in batches]
+        per_token, has_rows = self._corpus.held_out_bytes_per_token, self._corpus.has_rows
+        return [HeldOutBatch(batch_of(batch) if has_rows else batch, "", per_token) for batch in batches]
 
     def flaws(self) -> DataFlaws:
         return DataFlaws(len(self._unreadable.reasons), sources=self._unreadable.by_source())

@@ -24,6 +24,7 @@ from orchestrator.specification.bounds import BYTE_COUNT, BYTES
 from orchestrator.specification.training_sections import DataSection
 from orchestrator.system.roots import AllowedRoots
 from orchestrator.text import tokenizer_file
+from orchestrator.text.chat_template import disguised
 from orchestrator.text.data_index import counted_with
 
 NEWLINE = 10
@@ -45,10 +46,17 @@ class Tokenizer(Protocol):
     Token values are below ``vocabulary_size``. ``digest`` covers the file and everything else that counts depend on.
     """
 
-    vocabulary_size: int
-    separator: int
-    beginning: np.ndarray
-    digest: str
+    @property
+    def vocabulary_size(self) -> int: ...
+
+    @property
+    def separator(self) -> int: ...
+
+    @property
+    def beginning(self) -> np.ndarray: ...
+
+    @property
+    def digest(self) -> str: ...
 
     def encode(self, texts: Sequence[bytes]) -> list[np.ndarray]:
         """Return the tokens of each text, one-dimensional, of ``dtype``, without separators and beginnings."""
@@ -92,7 +100,7 @@ class FromFile:
         self.vocabulary_size, self.separator = file.vocabulary_size, separator
         self.beginning = _beginning(begin_token, self.dtype)
         self.digest = counted_with(file.digest, begin_token is not None)
-        self._file = file
+        self.file = file
 
     @property
     def dtype(self) -> type[np.generic]:
@@ -121,6 +129,22 @@ class FromFile:
     def decode(self, tokens: Sequence[int]) -> str:
         return self._library.decode(list(tokens))
 
+    def disguised(self, text: str) -> tuple[np.ndarray, np.ndarray]:
+        """Return the tokens of a text whose control tokens have disguised names, and where each is in it.
+
+        (tokens,) int32, and start and end by characters (tokens, 2) int64. Raises ConfigurationError for SentencePiece.
+        """
+        encoded = self._disguised.encode(text, add_special_tokens=False)
+        return np.array(encoded.ids, np.int32), np.array(encoded.offsets, np.int64).reshape(-1, 2)
+
+    @cached_property
+    def _disguised(self) -> Any:
+        if self.file.is_sentencepiece:
+            detail = "data.tokenizer: a SentencePiece model has no chat template."
+            raise ConfigurationError(detail=f"{detail} Name the tokenizer.json of the same model.")
+        content = _with_disguises(self.file)
+        return self._made("tokenizers", lambda library: _whole_texts(library.Tokenizer.from_str(content)))
+
     @cached_property
     def _library(self) -> _Library:
         return self._loaded(inside=False)
@@ -131,14 +155,17 @@ class FromFile:
         return self._loaded(inside=True)
 
     def _loaded(self, *, inside: bool) -> _Library:
-        name, kind = ("sentencepiece", _SentencePiece) if self._file.is_sentencepiece else ("tokenizers", _Tokenizers)
+        name, kind = ("sentencepiece", _SentencePiece) if self.file.is_sentencepiece else ("tokenizers", _Tokenizers)
+        return self._made(name, lambda library: kind(library, self.file, inside=inside))
+
+    def _made(self, name: str, make: Callable[[Any], Result]) -> Result:
         try:
             library = importlib.import_module(name)
         except ImportError as error:
             detail = f"data.tokenizer: the package {name} is not installed here. Install atoll[text] on every node."
             raise ConfigurationError(detail=detail) from error
         try:
-            return kind(library, self._file, inside=inside)
+            return make(library)
         except Exception as error:  # the libraries raise anything for an invalid file
             detail = f"data.tokenizer: {name} cannot read the file: {str(error).rstrip('.')}."
             remedy = f"Write it again with the {name} that is installed on the nodes."
@@ -181,9 +208,7 @@ class _Tokenizers:
 
     def __init__(self, library: Any, file: tokenizer_file.TokenizerFile, *, inside: bool) -> None:
         content = file.content.decode()
-        self._tokenizer = library.Tokenizer.from_str(_without_prefix(content) if inside else content)
-        self._tokenizer.no_truncation()
-        self._tokenizer.no_padding()
+        self._tokenizer = _whole_texts(library.Tokenizer.from_str(_without_prefix(content) if inside else content))
         self._tokenizer.encode_special_tokens = True
         self._forbidden = file.never_text
         unknown = file.unknown
@@ -224,6 +249,27 @@ class _Tokenizers:
                 cuts = sorted({0, len(part), *(min(max(start + 1, 1), len(part) - 1) for start, _ in spans)})
                 parts += [part[start:end] for start, end in reversed(list(pairwise(cuts)))]
         return tokens
+
+
+def _whole_texts(tokenizer: Any) -> Any:
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def _with_disguises(file: tokenizer_file.TokenizerFile) -> str:
+    """Return a tokenizer.json whose control tokens have names that no text contains, so that no text becomes one."""
+    document, names = json.loads(file.content), dict[str, str]()
+    for added in document.get("added_tokens", ()):
+        if added["id"] in file.never_text:
+            names[added["content"]] = disguised(added["content"])
+            added["content"] = names[added["content"]]
+    model = document["model"]
+    if isinstance(model["vocab"], dict):
+        model["vocab"] = {names.get(text, text): token for text, token in model["vocab"].items()}
+    else:
+        model["vocab"] = [[names.get(text, text), score] for text, score in model["vocab"]]
+    return json.dumps(document)
 
 
 def _without_prefix(content: str) -> str:

@@ -39,7 +39,7 @@ MAY_IMPORT = {
     for row, names in {
         "orchestrator.errors": "",
         "orchestrator.system": "cryptography fsspec obstore orchestrator.errors psutil",
-        "orchestrator.text": "orchestrator.errors orchestrator.specification.bounds orchestrator.system zstandard",
+        "orchestrator.text": "jinja2 orchestrator.errors orchestrator.specification.bounds orchestrator.system zstandard",
         "orchestrator.specification": """
             orchestrator.core orchestrator.errors orchestrator.models orchestrator.parameters.codec.registry
             orchestrator.system orchestrator.text pydantic yaml

@@ -50,7 +50,7 @@ from orchestrator.status import NodeGroupRecord, UnseenFile
 from orchestrator.system.plain import brief, some_of
 from orchestrator.system.roots import Allowed, AllowedRoots, data_bytes, open_data
 from orchestrator.system.run_folder import TOKENIZER
-from orchestrator.text import data_index, token_files, tokenizer_file
+from orchestrator.text import chat_template, data_index, token_files, tokenizer_file
 from orchestrator.text.data_index import FIELD as INDEX_FIELD
 
 DIGEST = "data.index_digest"
@@ -60,6 +60,7 @@ CAUSAL_PARTS = ("CausalLM", "LMHead", "ForConditionalGeneration")
 """Parts of the names of architectures with a causal head. Which of them load, transformers knows, in the island."""
 SAFE = ("model.safetensors", "model.safetensors.index.json")
 PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json")
+TEMPLATE = "data.template"
 TOKENIZER_FIELD, INDEX, WEIGHTS = "data.tokenizer", "data.index", "model.initial_weights"
 TOKENIZER_DIGEST, WEIGHTS_DIGEST = "data.tokenizer_digest", "model.weights_digest"
 PIECE_BYTES = 256 << 10
@@ -344,6 +345,8 @@ def _data_files(spec: JobSpec) -> Iterator[tuple[str, str]]:
                 yield from ((f"data.sources.{index}.{field}.{number}", one) for one in own)
     if spec.data.tokenizer != BYTES:
         yield TOKENIZER_FIELD, spec.data.tokenizer
+    if spec.data.template != tokenizer_file.AS_TOKENIZER:
+        yield TEMPLATE, spec.data.template
     if spec.data.index is not None:
         yield INDEX, spec.data.index
 
@@ -426,10 +429,30 @@ def with_tokenizer(spec: JobSpec, roots: AllowedRoots) -> JobSpec:
         begin_token = tokenizer_file.NO_TOKEN if around.begin_token is None else around.begin_token
         changes = {"tokenizer_digest": file.digest, "separator": around.separator, "begin_token": begin_token}
         vocabulary_size = file.vocabulary_size
+        if section.format == "chat":
+            changes["template_digest"] = _template_digest(spec, roots, file)
     model_size = spec.vocabulary_size
     if model_size is not None and (message := tokenizer_file.misfit(vocabulary_size, model_size, section.tokenizer)):
         raise InvalidJobSpec(problems=(Problem(TOKENIZER_FIELD, message, tokenizer_file.MISFIT_REMEDY),))
     return spec.model_copy(update={"data": section.model_copy(update=changes)})
+
+
+def _template_digest(spec: JobSpec, roots: AllowedRoots, file: tokenizer_file.TokenizerFile) -> str | None:
+    """Return the digest of the job's chat template. Raises InvalidJobSpec for an invalid or an unexpected one."""
+    section = spec.data
+    try:
+        template = chat_template.load(roots, section.template, section.tokenizer, file)
+    except OutsideRoots:
+        return section.template_digest  # reported elsewhere
+    except ConfigurationError as error:
+        problem = Problem(TEMPLATE, str(error).removeprefix(f"{TEMPLATE}: "), "Correct the path or the file.")
+        raise InvalidJobSpec(problems=(problem,)) from error
+    digest: str | None = None if template is None else template.digest
+    if section.template_digest not in (None, digest):
+        message = f"is {section.template_digest}, but the template has {digest}."
+        remedy = "Leave it out, or use the template with that digest."
+        raise InvalidJobSpec(problems=(Problem(f"{TEMPLATE}_digest", message, remedy),))
+    return digest
 
 
 def keep_tokenizer(run_dir: Path, spec: Mapping[str, Any], roots: AllowedRoots) -> None:

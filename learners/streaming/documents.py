@@ -41,14 +41,10 @@ from orchestrator.text.file_kinds import (
     Compression,
     Format,
     Misfit,
-    NotText,
-    NotUtf8,
     kind_of,
-    plain_line,
-    text_of,
-    utf8,
     window_too_large,
 )
+from orchestrator.text.text_records import CONVERSATION, NotText, NotUtf8, conversation_of, plain_line, text_of, utf8
 
 EXPANSION_MAX = 1000
 """The most bytes per stored byte: compressed text has up to a hundred."""
@@ -380,18 +376,29 @@ class Reader:
         if rows.problem:
             detail = f"data: {shown(path)} {rows.problem}. Set text_field to the column that has the text."
             raise ConfigurationError(detail=detail)
+        if self.text_field == CONVERSATION:
+            for row, record in rows.records(*_range(rows.row_count, number, count)):
+                if document := self._checked(path, row, lambda record=record: conversation_of(record)):  # type: ignore[misc]
+                    yield document
+            return
         for row, text in rows.texts(*_range(rows.row_count, number, count)):
             if text and (document := self._utf8(path, row, text)):
                 yield document
 
     def _records(self, path: str, file: IO[bytes], number: int, count: int) -> Iterator[bytes]:
         for record, text in _array_records(file, number, count):
-            if text and (document := self._utf8(path, record, text)):
+            if text and (document := self._checked(path, record, lambda text=text: self._record(text))):  # type: ignore[misc]
                 yield document
 
+    def _record(self, record: bytes) -> bytes | None:
+        return text_of(record, CONVERSATION) if self.text_field == CONVERSATION else utf8(record)
+
     def _utf8(self, path: str, place: int, text: bytes) -> bytes:
+        return self._checked(path, place, lambda: utf8(text))
+
+    def _checked(self, path: str, place: int, read: Callable[[], bytes | None]) -> bytes:
         try:
-            return utf8(text)
+            return read() or b""
         except NotText as error:
             self._pass_over(path, place, place_in(path, place), error)
             return b""

@@ -133,11 +133,15 @@ class Section:
     called for no more than a sequence needs: in the first epoch for the pieces up to its group and a little beyond. Its
     result for a piece must never change. An epoch's pieces follow each other in an order of its own: N tokens give
     (N − 1) // ``length`` sequences, and at most ``length`` tokens are left over. A sequence belongs to the group in which it
-    begins; the last one of a group extends into the next group. Thread-safe.
+    begins; the last one of a group extends into the next group. With an ``overlap`` of 0, sequences share no token with
+    the next one: pieces are rows of conversations, and N tokens give N // ``length``. Thread-safe.
     """
 
-    def __init__(self, pieces: np.ndarray, sizes: np.ndarray, tokens_of: TokensOf, length: int, by: int) -> None:
+    def __init__(
+        self, pieces: np.ndarray, sizes: np.ndarray, tokens_of: TokensOf, length: int, by: int, overlap: int = 1
+    ) -> None:
         self._pieces, self._sizes, self._tokens_of, self._length, self._by = pieces, sizes, tokens_of, length, by
+        self._overlap = overlap
         self._order = self._ordered(0)
         self._counted = np.zeros(0, np.int64)  # the tokens of the first epoch's pieces, in their order
         self._first = _Layout(*self._order, np.zeros(0, np.int64), np.zeros(0, np.int64))
@@ -183,7 +187,7 @@ class Section:
         return len(begun) > 0 and number < int(begun[-1])
 
     def _sequences(self) -> int:
-        return (int(self._counted.sum()) - 1) // self._length
+        return max(0, int(self._counted.sum()) - self._overlap) // self._length
 
     def _count_up_to(self, number: int) -> None:
         """Count pieces until the group of sequence ``number`` is known."""

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import IO, Any
 
 from orchestrator.text import parquet_bytes
+from orchestrator.text.text_records import CONVERSATION, CONVERSATION_FIELDS
 
 PAGE_BYTES_MAX = 512 << 20
 """The limit of a page, decompressed.
@@ -38,11 +39,19 @@ class Rows:
         options |= {"thrift_string_size_limit": METADATA_BYTES_MAX}
         self._file, self._field, self._look = file, field, look_at_pages
         self._parquet = ParquetFile(file, **options)
-        self.problem = not_text(self._parquet.schema_arrow, field)
-        self._column = next(
-            (at for at in range(len(self._parquet.schema)) if self._parquet.schema.column(at).path == field), -1
-        )
-        if not self.problem and any(self._chunk(group).has_dictionary_page for group in range(self.group_count)):
+        names = self._parquet.schema_arrow.names
+        self._fields = [name for name in CONVERSATION_FIELDS if name in names] if field == CONVERSATION else [field]
+        self.problem = "" if field == CONVERSATION else not_text(self._parquet.schema_arrow, field)
+        paths = [self._parquet.schema.column(at).path for at in range(len(self._parquet.schema))]
+        wanted = [(name, f"{name}.") for name in self._fields]
+        self._columns = [
+            at for at, path in enumerate(paths) if any(path == name or path.startswith(inner) for name, inner in wanted)
+        ]
+        if (
+            field != CONVERSATION
+            and not self.problem
+            and any(self._chunk(group, self._columns[0]).has_dictionary_page for group in range(self.group_count))
+        ):
             self._parquet = ParquetFile(file, metadata=self._parquet.metadata, read_dictionary=[field], **options)
         self.row_count = self._parquet.metadata.num_rows
 
@@ -55,28 +64,46 @@ class Rows:
 
         Raises TooLarge.
         """
+        for at, batch in self._batches(first, last):
+            yield from enumerate(_values(batch.column(0), 0, len(batch)), at)
+
+    def records(self, first: int, last: int) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Yield the rows from ``first`` to before ``last``: the number of each, and its conversation's fields.
+
+        Raises TooLarge.
+        """
+        for at, batch in self._batches(first, last) if self._fields else ():
+            yield from enumerate(batch.to_pylist(), at)
+
+    def _batches(self, first: int, last: int) -> Iterator[tuple[int, Any]]:
+        """Yield these rows in batches, each with the number of its first one."""
         row = 0
         for group in range(self.group_count):
             rows = self._parquet.metadata.row_group(group).num_rows
             if first < row + rows and row < last:
                 at = row
                 for batch in self._parquet.iter_batches(
-                    self._batch_rows(group), row_groups=[group], columns=[self._field]
+                    self._batch_rows(group), row_groups=[group], columns=self._fields
                 ):
                     end = max(0, min(len(batch), last - at))
                     begin = min(end, max(0, first - at))
-                    yield from enumerate(_values(batch.column(0), begin, end), at + begin)
+                    if begin < end:
+                        yield at + begin, batch.slice(begin, end - begin)
                     at += len(batch)
                     if at >= last:
                         break
             row += rows
 
-    def _chunk(self, group: int) -> Any:
-        return self._parquet.metadata.row_group(group).column(self._column)
+    def _chunk(self, group: int, column: int) -> Any:
+        return self._parquet.metadata.row_group(group).column(column)
 
     def _batch_rows(self, group: int) -> int:
         """Return how many rows of a group are read at once. Raises TooLarge for a page that needs too much memory."""
-        chunk = self._chunk(group)
+        rows = self._parquet.metadata.row_group(group).num_rows
+        return min(self._batch_rows_of(self._chunk(group, column), group, rows) for column in self._columns)
+
+    def _batch_rows_of(self, chunk: Any, group: int, rows: int) -> int:
+        values_per_row = max(1.0, chunk.num_values / max(1, rows))
         row_bytes = chunk.total_uncompressed_size / max(1, chunk.num_values)
         if self._look:
             start = min(at for at in (chunk.dictionary_page_offset, chunk.data_page_offset) if at is not None)
@@ -88,7 +115,7 @@ class Rows:
                     )
                 if not page.is_dictionary:
                     row_bytes = max(row_bytes, page.byte_count / max(1, page.value_count))
-        return max(1, min(ROWS, int(BATCH_BYTES / max(1.0, row_bytes))))
+        return max(1, min(ROWS, int(BATCH_BYTES / max(1.0, row_bytes * values_per_row))))
 
 
 def not_text(schema: Any, field: str) -> str:

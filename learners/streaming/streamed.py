@@ -31,7 +31,9 @@ from pathlib import Path
 import numpy as np
 
 from learners import resharding
-from learners.corpus import Measured, joined, measured_batches, sequences_wanted, surprise, text_bytes
+from learners.contract import Batch, stacked
+from learners.conversations import Conversations, batch_of, counting_in, learned_tokens
+from learners.corpus import Measured, average_bytes, joined, measured_batches, sequences_wanted, surprise, windows_in
 from learners.held_out import HeldOut, HeldOutBatch, digest, smallest
 from learners.island_spec import IslandSpec
 from learners.resharding import Draw, origins
@@ -82,10 +84,13 @@ class Streamed:
     """The ``sources`` of a specification's ``data`` section. Nothing is read before it is needed."""
 
     def __init__(self, spec: IslandSpec, tokenizer: Tokenizer) -> None:
-        self._spec, self._roots, self._tokenizer = spec, spec.roots, tokenizer
+        self._spec, self._roots = spec, spec.roots
         self._data, self._seed = spec.job.data, spec.job.seed
         self._length = self._data.sequence_length
         self._unreadable = Unreadable(self._data.unreadable_max)
+        self._tokenizer = counting_in(tokenizer, self._unreadable)
+        self._has_rows = isinstance(tokenizer, Conversations)
+        self._stride, self._overlap = self._length + self._has_rows, int(not self._has_rows)
         self._is_indexed = self._data.index is not None
         self._drawn = _Drawn()
         self._listed: dict[str, list[list[tuple[int, int]]]] = {}
@@ -118,7 +123,7 @@ class Streamed:
             section = sections.sections[place.section]
             try:
                 group, within = section.place(place.number)
-                first = group.offset + within * self._length
+                first = group.offset + within * self._stride
                 window = groups.window((shard, source), place.section, source, section, group, first, self._length + 1)
                 groups.count_ahead((shard, source), sections, place, rank)
             except NoSequence as error:
@@ -126,12 +131,13 @@ class Streamed:
             self._drawn.add((shard, source), sections, place, window)
             return window.tokens
 
-        def draw(number: int) -> np.ndarray:
+        def draw(number: int) -> np.ndarray | Batch:
             drawn = [
                 sequence(*origin)
                 for origin in origins(self._spec.resumptions, self._spec.batch_size, shard_index, shard_count, number)
             ]
-            return np.stack(drawn).astype(np.int32)
+            tokens = np.stack(drawn).astype(np.int32)
+            return batch_of(tokens) if self._has_rows else tokens
 
         return draw
 
@@ -141,12 +147,13 @@ class Streamed:
 
     def held_out_batches(self, batch_max: int) -> list[HeldOutBatch]:
         """Return batches of one source each, all of one shape. The first ones have about each source's share."""
-        return measured_batches(self._measured, self._spec.job.evaluation.sequences, batch_max, self._length)
+        wanted = self._spec.job.evaluation.sequences
+        return measured_batches(self._measured, wanted, batch_max, self._length, self._has_rows)
 
     def unigram_loss(self) -> float:
         """Return nats per token on the held-out sequences, by the frequency of each token in the sample."""
         counts = np.sum([sample.token_counts for sample in self._samples], axis=0)
-        return surprise(counts, np.concatenate([batch.tokens for batch in self.held_out_batches(1)]))
+        return surprise(counts, stacked([batch.tokens for batch in self.held_out_batches(1)]))
 
     def _share(self, source: Source) -> int:
         """Return how many held-out sequences of this source to measure."""
@@ -163,14 +170,14 @@ class Streamed:
     def _measured_of(self, source: Source) -> Measured:
         documents = self._held_out_documents(source)
         tokens = joined(self._tokenizer, documents)
-        if len(tokens) <= self._length:
+        if not windows_in(tokens, self._length, self._has_rows):
             detail = (
                 f"data.sources: the held-out text of {source.name} has {len(tokens)} tokens, fewer than one sequence of "
                 f"{self._length + 1}."
             )
             remedy = "Name files in held_out of its source, raise data.held_out_ratio, or lower data.sequence_length."
             raise ConfigurationError(detail=f"{detail} {remedy}")
-        return Measured(source.name, source.weight, tokens, text_bytes(documents) / len(tokens))
+        return Measured(source.name, source.weight, tokens, average_bytes(self._tokenizer, documents, tokens))
 
     def _held_out_documents(self, source: Source) -> list[bytes]:
         """Return the documents to measure of a source, the same in every process: its share, if there is enough."""
@@ -248,7 +255,7 @@ class Streamed:
         return Source(
             name,
             section.weight,
-            Reader(self._roots, section.text_field, self._unreadable, name),
+            Reader(self._roots, self._data.record_field(section.text_field), self._unreadable, name),
             located(self._roots, section.files, name, TRAINING),
             located(self._roots, reserved, name, HELD_OUT) if reserved else None,
         )
@@ -328,7 +335,8 @@ class Streamed:
                 break
             documents = self._training_documents(source, piece)
             tokens = joined(self._tokenizer, documents)
-            token_counts += np.bincount(tokens, minlength=len(token_counts))
+            counted = learned_tokens(tokens) if self._has_rows else tokens
+            token_counts += np.bincount(counted, minlength=len(token_counts))
             token_count += len(tokens) + bool(documents)
             byte_count += int(source.files.pieces.size[piece])
             document_count += len(documents)
@@ -364,13 +372,14 @@ class Streamed:
         section_of = np.zeros(len(mine), np.int64) if self._is_indexed else divided(sizes)
         section_count = int(section_of.max(initial=0)) + 1
         if section_count == 1:
-            return Sections([Section(mine, sizes, tokens.of, self._length, by)], [], by)
+            return Sections([Section(mine, sizes, tokens.of, self._stride, by, self._overlap)], [], by)
         expected = self._samples[number].tokens[mine]
         sections, quotas = [], []
         for at in range(section_count):
             own = section_of == at
-            sections.append(Section(mine[own], sizes[own], tokens.of, self._length, key("section", by, at)))
-            quotas.append(max(1, int(expected[own].sum()) // self._length))
+            by_section = key("section", by, at)
+            sections.append(Section(mine[own], sizes[own], tokens.of, self._stride, by_section, self._overlap))
+            quotas.append(max(1, int(expected[own].sum()) // self._stride))
         log.warning(
             "%s: this island's part has %.1f GiB and no data.index. An epoch of it is estimated to have %d sequences: "
             "some may be drawn twice in an epoch, or only in the next one. Create an index with `atoll data index`",
@@ -424,6 +433,8 @@ class Streamed:
                 return
 
     def _with_ends(self, documents: list[bytes]) -> np.ndarray:
+        if self._has_rows:
+            return joined(self._tokenizer, documents)
         last = np.full(int(bool(documents)), self._tokenizer.separator, self._tokenizer.dtype)
         return np.concatenate([joined(self._tokenizer, documents), last])
 

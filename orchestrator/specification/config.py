@@ -44,7 +44,8 @@ from orchestrator.specification.training_sections import DataSection, ModelSecti
 from orchestrator.specification.validation import collected, omitted_count, problems_of, right_part, wrong_places
 from orchestrator.system.plain import counted
 from orchestrator.text import token_files
-from orchestrator.text.file_kinds import refusal
+from orchestrator.text.file_kinds import Format, kind_of, refusal
+from orchestrator.text.tokenizer_file import AS_TOKENIZER
 
 UNKNOWN = "Remove it, or correct its spelling; deploy/configs/ holds complete examples."
 
@@ -196,6 +197,8 @@ def read_job_document(path: Path) -> dict[str, Any]:
                     named[field] = [_absolute(folder, name) for name in named[field]]
         if data.get("tokenizer", BYTES) != BYTES:
             data["tokenizer"] = _absolute(folder, data["tokenizer"])
+        if data.get("template", AS_TOKENIZER) != AS_TOKENIZER:
+            data["template"] = _absolute(folder, data["template"])
         if data.get("index") is not None:
             data["index"] = _absolute(folder, data["index"])
     if isinstance(model := document.get("model"), dict) and "initial_weights" in model:
@@ -368,6 +371,9 @@ def _file_problems(data: DataSection) -> Iterable[Problem]:
     for path, name in named:
         if refused := token_files.refusal(name) if data.source == "tokens" else refusal(name):
             yield Problem(path, f"is {name}, but it {refused.message}.", refused.remedy)
+        elif data.format == "chat" and kind_of(name).format is Format.TEXT:
+            message = f"is {name}, which is plain text by its name, but data.format is chat."
+            yield Problem(path, message, "Name JSON Lines (.jsonl) or Parquet (.parquet).")
 
 
 def _island_problems(job: JobSpec) -> Iterable[Problem]:

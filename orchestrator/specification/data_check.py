@@ -14,6 +14,7 @@ the same files whatever is added later. Only the last component of a path on thi
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Iterator, Sequence
@@ -22,15 +23,19 @@ from concurrent.futures import TimeoutError as NotInTime
 from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import cached_property
 from typing import IO
 
 from orchestrator.errors import AtollError, ConfigurationError, InvalidJobSpec, OutsideRoots, Problem, first_line
+from orchestrator.specification.bounds import BYTES
 from orchestrator.specification.config import JobSpec
 from orchestrator.specification.training_sections import FILES_MAX
 from orchestrator.system.roots import AllowedRoots, data_bytes, open_data, open_folder, shown
 from orchestrator.system.threads import BoundedThreads
-from orchestrator.text import file_kinds, parquet_bytes, token_files
+from orchestrator.text import chat_template, file_kinds, parquet_bytes, token_files, tokenizer_file
+from orchestrator.text.chat_template import ChatTemplate
 from orchestrator.text.file_kinds import Format, Head, Misfit, kind_of
+from orchestrator.text.text_records import CONVERSATION, NotText
 from orchestrator.text.token_files import NotTokens
 
 OF_PATTERNS = frozenset("*?[")
@@ -189,7 +194,7 @@ class _Look:
 
     def __init__(self, spec: JobSpec, roots: AllowedRoots, field: _Field, deadline: float) -> None:
         self._field, self._roots, self._deadline = field, roots, deadline
-        self._unreadable_max = spec.data.unreadable_max
+        self._unreadable_max, self._data = spec.data.unreadable_max, spec.data
         self.seen: dict[int, _Seen] = {}
 
     def into_contents(self) -> None:
@@ -317,11 +322,39 @@ class _Look:
         if isinstance(seen, Misfit):
             return self._problem(number, f"is {shown(path)}, but this file {seen.message}.", seen.remedy)
         if isinstance(seen, Head):
-            return self._unreadable(number, seen.unreadable(self._field.text_field))
+            return self._unreadable(number, seen.unreadable(self._field.text_field, self._rendered))
         return None
+
+    @cached_property
+    def _template(self) -> ChatTemplate | None:
+        data = self._data
+        file = tokenizer_file.read(self._roots, data.tokenizer)
+        return None if file.is_sentencepiece else chat_template.load(self._roots, data.template, data.tokenizer, file)
+
+    def _rendered(self, text: bytes) -> None:
+        """Raise NotText for a conversation that its template refuses, or that has none."""
+        if self._data.format != "chat" or "messages" not in (conversation := json.loads(text)):
+            return
+        try:
+            template = None if self._data.tokenizer == BYTES else self._template
+        except AtollError:
+            return  # reported elsewhere
+        if template is None:
+            problem = chat_template.missing(self._data.template, self._data.tokenizer)
+            raise NotText(f"has messages, but {problem.path} {problem.message} {problem.remedy.rstrip('.')}")
+        template.checked(conversation)
 
     def _parquet_problem(self, number: int, path: str, file: IO[bytes]) -> Problem | None:
         columns, wanted = parquet_bytes.columns(file), self._field.text_field
+        if wanted == CONVERSATION:
+            has = {column.name for column in columns}
+            if "messages" in has or {"prompt", "completion"} <= has:
+                return None
+            named = ", ".join(repr(column.name[:40]) for column in columns[:20])
+            message = (
+                f"is {shown(path)}, which has no column 'messages', nor 'prompt' and 'completion'; it has {named}."
+            )
+            return self._problem(number, message, "Name a file of conversations, or set data.format to text.")
         fitting = [column for column in columns if column.name == wanted]
         if len(fitting) == 1 and fitting[0].is_text:
             return None
@@ -351,7 +384,7 @@ class _Look:
 def _fields(spec: JobSpec) -> Iterator[_Field]:
     data = spec.data
     if data.files:
-        yield _Field("data.files", data.files, data.text_field, "data.text_field")
+        yield _Field("data.files", data.files, data.record_field(data.text_field), "data.text_field")
     for index, source in enumerate(data.sources):
         for name, files in (("files", source.files), ("held_out", source.held_out)):
             if files:
@@ -360,6 +393,8 @@ def _fields(spec: JobSpec) -> Iterator[_Field]:
                     network = spec.model.network
                     size = network.vocabulary_size if network is not None else 0
                 yield _Field(f"{where}.{name}", files, source.text_field, f"{where}.text_field", size)
+                where = f"data.sources.{index}"
+                yield _Field(f"{where}.{name}", files, data.record_field(source.text_field), f"{where}.text_field")
 
 
 def _spread(numbers: Sequence[int], most: int) -> list[int]:

@@ -46,6 +46,7 @@ from orchestrator.specification.bounds import (
 )
 from orchestrator.specification.bounds import Section as Section
 from orchestrator.system.plain import brief
+from orchestrator.text.text_records import CONVERSATION
 
 BUILT_IN_TRAINER = "learners.jax_trainer:create"
 TRAINERS_OF_PARTS = (BUILT_IN_TRAINER,)
@@ -221,6 +222,9 @@ class DataSection(Section):
     and ``__getitem__``, such as a Grain ``RandomAccessDataSource``. Each element is one sequence: ``sequence_length`` + 1
     integers.
 
+    With ``format: chat`` whole conversations are packed into sequences. Attention and positions are those of each
+    conversation alone, and the loss is the mean over the tokens of ``loss_on``. Only the template writes control tokens.
+
     The commands of ``atoll`` accept paths relative to the specification; over REST they must be absolute, or URLs of a store
     (s3://…, gs://…). The node of every island must be able to read the files, below a root (`atoll up --data`). The same
     applies to ``tokenizer``, which is `bytes`, a `tokenizer.json` of Hugging Face's tokenizers or a `.model` of
@@ -231,6 +235,27 @@ class DataSection(Section):
     source: Literal["builtin", "files", "streamed", "tokens"] | Function = "builtin"
     settings: Settings = Field(
         default_factory=dict, description="for a source of your own: what its function gets as the keyword `settings`"
+    )
+    format: Literal["text", "chat"] = Field(
+        default="text",
+        description="chat: each record is a conversation, with `messages`, or `prompt` and `completion`, instead of a text",
+    )
+    template: Location = Field(
+        default="tokenizer",
+        description="for chat: a file with a chat template; `tokenizer`: chat_template.jinja beside the tokenizer, or what "
+        "its tokenizer_config.json has",
+    )
+    template_digest: Digest | None = Field(
+        default=None, description="digest of the template and the tokens that it names; filled in by the service"
+    )
+    loss_on: Literal["assistant", "all"] = Field(
+        default="assistant",
+        description="for chat: the tokens that are learned; assistant: those of answers, or of the completion",
+    )
+    long_conversations: Literal["refuse", "skip", "cut"] = Field(
+        default="refuse",
+        description="for chat: what is done with a conversation of more than `sequence_length` + 1 tokens; refuse: it "
+        "counts as unreadable",
     )
     files: Annotated[tuple[Location, ...], Field(max_length=FILES_MAX)] = ()
     sources: Annotated[tuple[SourceSection, ...], Field(max_length=SOURCES_MAX)] = ()
@@ -274,6 +299,27 @@ class DataSection(Section):
     def is_own(self) -> bool:
         """Return whether a function of a package has the data."""
         return ":" in self.source
+
+    @model_validator(mode="after")
+    def _fits_its_format(self) -> DataSection:
+        if self.format == "text":
+            fields = DataSection.model_fields
+            for name in ("template", "loss_on", "long_conversations"):
+                if (value := getattr(self, name)) != fields[name].default:
+                    raise ValueError(
+                        f"has {name} {value!r} and format text; leave {name} out, or set format to chat, which alone has it"
+                    )
+        elif self.source not in ("files", "streamed"):
+            raise ValueError(
+                f"has format chat and source {self.source}, which has no conversations; set source to files or streamed"
+            )
+        elif self.index is not None:
+            raise ValueError("has format chat and an index, which counts text; leave index out")
+        return self
+
+    def record_field(self, text_field: str) -> str:
+        """Return what a record's text is: the field of this name, or its conversation."""
+        return CONVERSATION if self.format == "chat" else text_field
 
 
 class OptimizerGroupSection(Section):

@@ -13,9 +13,7 @@ refuses a file whose first bytes are of another kind, so that compressed, binary
 Streamed sources, ``source: files``, held-out text, `atoll data index`, `atoll tokenizer train` and the service at submission
 use this table.
 
-A record is a line of JSON Lines or of plain text, a row of Parquet or a record of ArrayRecord. ``text_of``, ``plain_line``
-and ``utf8`` return its text, or raise precisely why it has none. The service checks the first lines of a file with them, and
-islands read every record with them, so both report the same.
+``text_records`` reads single records.
 """
 
 from __future__ import annotations
@@ -24,9 +22,12 @@ import gzip
 import json
 import re
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import IO, Any
+
+from orchestrator.text.text_records import CONVERSATION, NAME_LENGTH_MAX, NotText, object_of, plain_line, text_of
 
 HEAD_BYTES = 256 << 10
 """How many bytes of a file are checked, after decompression."""
@@ -197,15 +198,15 @@ class Head:
     content: bytes
     is_whole: bool
 
-    def unreadable(self, text_field: str) -> list[str]:
-        """Return the reasons why complete lines cannot be read."""
+    def unreadable(self, text_field: str, check: Callable[[bytes], object] = len) -> list[str]:
+        """Return the reasons why complete lines cannot be read. ``check`` raises NotText for a text that cannot be used."""
         reasons, at = list[str](), 0
         for line in _lines(self.content, self.is_whole):
             try:
                 if self.kind.format is Format.TEXT:
                     plain_line(line)
-                elif line.strip():
-                    text_of(line, text_field)
+                elif line.strip() and (text := text_of(line, text_field)):
+                    check(text)
             except NotText as error:
                 reasons.append(f"the line at byte {at:,} {error}")
             at += len(line) + 1
@@ -387,6 +388,8 @@ def _no_objects(text: bytes, lines: list[bytes], field: str) -> Misfit | None:
         return Misfit("is one JSON array, and not one object a line", "Convert it: `jq -c '.[]' OLD.json > NEW.jsonl`.")
     if len(reasons) < len(lines) or (not lines and begins in (b"{", b"")):
         return None
+    if field == CONVERSATION and all(_object(line) is not None for line in lines):
+        return None  # lines without conversations are reported one by one
     if len(lines) == 1 and (inner := _inner_records(lines[0])) is not None:
         remedy = f"Convert it: `jq -c '.[{json.dumps(inner)}][]' OLD.json > NEW.jsonl`."
         return Misfit(f"is one JSON object, with a list of objects in {inner!r}, and not one object a line", remedy)
@@ -469,90 +472,3 @@ def _zstd_head(file: IO[bytes]) -> bytes | None:
 
 DAMAGE = (EOFError, OSError, zlib.error, ValueError)
 """The exceptions that ``look`` raises for a damaged file."""
-
-
-# ── one record ────────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-NAMES_MAX, NAME_LENGTH_MAX = 8, 40
-"""How many fields a message names, and their length."""
-_BOM = "\ufeff"
-_KINDS = {
-    dict: "an object",
-    list: "a list",
-    str: "a text",
-    float: "a number",
-    bool: "true or false",
-    type(None): "null",
-}
-
-
-class NotText(ValueError):
-    """A record that has no text to train on. Its message is a clause about the record: ``has no field 'text'``."""
-
-
-class NotUtf8(NotText):
-    """A record that is not valid UTF-8."""
-
-
-def utf8(record: bytes) -> bytes:
-    """Return the record. Raises NotText if it is not UTF-8."""
-    _decoded(record)
-    return record
-
-
-def plain_line(line: bytes) -> bytes:
-    """Return a line of plain text. Raises NotText if it is not UTF-8, or has a NUL byte."""
-    if b"\0" in line:
-        raise NotText(f"has a NUL byte (its byte {line.index(0):,}), so it is not text")
-    return utf8(line)
-
-
-def text_of(line: bytes, field: str) -> bytes | None:
-    """Return the text of a line's object; None if it is empty or null. Raises NotText with the reason."""
-    fields = object_of(line)
-    if field not in fields:
-        raise NotText(f"has no field {field!r} (text_field){_named(fields)}")
-    value = fields[field]
-    if value is None:
-        return None
-    if not isinstance(value, str):
-        raise NotText(f"has {_kind_of(value)} in the field {field!r}, not text")
-    try:
-        return value.encode() or None
-    except UnicodeEncodeError as error:
-        half = f"\\u{ord(value[error.start]):04x}"
-        raise NotText(
-            f"has half of a surrogate pair, {half}, in the field {field!r}, which is not a character"
-        ) from error
-
-
-def object_of(line: bytes) -> dict[str, Any]:
-    """Return the line's JSON object. Raises NotText."""
-    try:
-        # floats, because an id of thousands of digits is no int for Python, and is not trained on
-        value = json.loads(_decoded(line).removeprefix(_BOM), parse_int=float)
-    except json.JSONDecodeError as error:
-        raise NotText(f"is not JSON ({error.msg.removesuffix(' at')}, at character {error.pos:,})") from error
-    except RecursionError as error:
-        raise NotText("is JSON that is nested too deeply") from error
-    if not isinstance(value, dict):
-        raise NotText(f"is {_kind_of(value)}, not a JSON object")
-    return value
-
-
-def _decoded(record: bytes) -> str:
-    try:
-        return record.decode()
-    except UnicodeDecodeError as error:
-        raise NotUtf8(f"is not UTF-8 (its byte {error.start:,} is 0x{record[error.start]:02x})") from error
-
-
-def _kind_of(value: Any) -> str:
-    return _KINDS.get(type(value), "a number")
-
-
-def _named(one: dict[str, Any]) -> str:
-    if not one:
-        return "; it has no fields"
-    names = ", ".join(repr(name[:NAME_LENGTH_MAX]) for name in list(one)[:NAMES_MAX])
-    return f"; it has {names}{', …' if len(one) > NAMES_MAX else ''}"

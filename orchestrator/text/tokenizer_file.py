@@ -165,8 +165,8 @@ def read(roots: AllowedRoots, path: str) -> TokenizerFile:
     except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
         detail = f"data.tokenizer: {shown(path)} is neither a tokenizer.json nor a SentencePiece model"
         raise ConfigurationError(detail=f"{detail} ({_seems(content) or type(error).__name__}).") from error
-    beside = {
-        name: _beside(roots, path, name)
+    files_beside = {
+        name: beside(roots, path, name)
         for name in (CONFIG, SPECIAL_TOKENS, GENERATION, MODEL)
         if path.rpartition("/")[2] != name
     }
@@ -174,8 +174,8 @@ def read(roots: AllowedRoots, path: str) -> TokenizerFile:
         content,
         blake2b(content, digest_size=16).hexdigest(),
         max(vocabulary.tokens.values()) + 1,
-        _end_of_text(vocabulary, beside),
-        _begin_of_text(vocabulary, beside),
+        _end_of_text(vocabulary, files_beside),
+        _begin_of_text(vocabulary, files_beside),
         vocabulary.tokens,
         vocabulary.control,
         vocabulary.unknown,
@@ -242,7 +242,7 @@ def _begin_of_text(vocabulary: _Vocabulary, beside: Mapping[str, Mapping[str, An
     return next((token for token in map(vocabulary.control_token, candidates) if token is not None), None)
 
 
-def _beside(roots: AllowedRoots, path: str, name: str) -> Mapping[str, Any]:
+def beside(roots: AllowedRoots, path: str, name: str) -> Mapping[str, Any]:
     """Return the mapping in the JSON file of that name beside ``path``, or an empty one. Raises ConfigurationError."""
     folder = path.rpartition("/")[0]
     try:

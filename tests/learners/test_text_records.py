@@ -26,7 +26,7 @@ from orchestrator.core.vocabulary import NO_FLAWS, DataFlaws, SourceFlaws
 from orchestrator.errors import ConfigurationError, UnreadableData
 from orchestrator.specification.training_sections import DataSection
 from orchestrator.system.roots import EVERYTHING
-from orchestrator.text.file_kinds import NotText, text_of
+from orchestrator.text.text_records import NotText, text_of
 
 GOOD = [f"été {number}".encode() for number in range(9)]
 BAD = "fenêtre".encode("latin-1")
