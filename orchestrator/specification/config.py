@@ -188,19 +188,15 @@ def read_document(path: Path, example: str = "demo.yaml") -> dict[str, Any]:
 def read_job_document(path: Path) -> dict[str, Any]:
     """Read a job specification. Data files that it names relative to itself are absolute in the result."""
     document = read_document(path)
-    data = document.get("data")
-    if isinstance(data, dict):
+    if isinstance(data := document.get("data"), dict):
         folder, sources = path.resolve().parent, data.get("sources")
         for named in (data, *(sources if isinstance(sources, list) else ())):
             for field in ("files", "held_out"):
                 if isinstance(named, dict) and isinstance(named.get(field), list):
                     named[field] = [_absolute(folder, name) for name in named[field]]
-        if data.get("tokenizer", BYTES) != BYTES:
-            data["tokenizer"] = _absolute(folder, data["tokenizer"])
-        if data.get("template", AS_TOKENIZER) != AS_TOKENIZER:
-            data["template"] = _absolute(folder, data["template"])
-        if data.get("index") is not None:
-            data["index"] = _absolute(folder, data["index"])
+        for field, not_a_path in (("tokenizer", BYTES), ("template", AS_TOKENIZER), ("index", None)):
+            if data.get(field, not_a_path) != not_a_path:
+                data[field] = _absolute(folder, data[field])
     if isinstance(model := document.get("model"), dict) and "initial_weights" in model:
         model["initial_weights"] = _absolute(path.resolve().parent, model["initial_weights"])
     if isinstance(trainer := document.get("trainer"), dict) and training_sections.is_folder(trainer.get("model")):
@@ -372,8 +368,7 @@ def _file_problems(data: DataSection) -> Iterable[Problem]:
         if refused := token_files.refusal(name) if data.source == "tokens" else refusal(name):
             yield Problem(path, f"is {name}, but it {refused.message}.", refused.remedy)
         elif data.format == "chat" and kind_of(name).format is Format.TEXT:
-            message = f"is {name}, which is plain text by its name, but data.format is chat."
-            yield Problem(path, message, "Name JSON Lines (.jsonl) or Parquet (.parquet).")
+            yield Problem(path, f"is {name}, plain text by its name, but data.format is chat.", "Name a .jsonl file.")
 
 
 def _island_problems(job: JobSpec) -> Iterable[Problem]:

@@ -283,7 +283,7 @@ def test_rows_become_batches() -> None:
     [
         ({"source": "builtin", "files": []}, "format chat and source builtin"),
         ({"format": "text", "loss_on": "all"}, "has loss_on 'all' and format text"),
-        ({"files": ["/x/a.txt"]}, "plain text by its name"),
+        ({"files": ["/x/a.txt"]}, "plain text by its name, but data.format is chat"),
     ],
 )
 def test_a_section_that_contradicts_itself_is_refused(make_job: Any, changes: dict[str, Any], words: str) -> None:
