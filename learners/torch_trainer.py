@@ -76,6 +76,9 @@ class TorchTrainer:
         self._module = module_of(spec)
         self._parameters = trained_parameters(self._module)
         self._roles = roles_of(self._module, self._parameters)
+        if spec.job.data.format == "chat":
+            detail = "data.format is chat, which the torch trainer does not read yet. Use the built-in trainer."
+            raise ConfigurationError(detail=detail)
         self._text = Text(spec, require_causal(self._module))
         self._device = torch.device("cpu" if _is_on_cpu() else "cuda")
         self._optimizers: list[torch.optim.Optimizer] = []
@@ -294,7 +297,8 @@ class TorchTrainer:
     def _batch(self) -> np.ndarray:
         if self._draw is None:
             self._draw = self._text.draw(self._shard_index, self._shard_count)
-        return self._draw(self._cursor)
+        batch: np.ndarray = self._draw(self._cursor)
+        return batch
 
     def _piece(self, name: str, array: np.ndarray) -> torch.Tensor:
         """Return the piece of a parameter that the array is for, as a view. Raises DataError if its shape is another."""
