@@ -392,9 +392,8 @@ def _fields(spec: JobSpec) -> Iterator[_Field]:
                 if data.source == "tokens":
                     network = spec.model.network
                     size = network.vocabulary_size if network is not None else 0
-                yield _Field(f"{where}.{name}", files, source.text_field, f"{where}.text_field", size)
-                where = f"data.sources.{index}"
-                yield _Field(f"{where}.{name}", files, data.record_field(source.text_field), f"{where}.text_field")
+                field = data.record_field(source.text_field)
+                yield _Field(f"{where}.{name}", files, field, f"{where}.text_field", size)
 
 
 def _spread(numbers: Sequence[int], most: int) -> list[int]:

@@ -117,7 +117,7 @@ _LISTS, _MAPPINGS = ("tuple_type", "list_type"), ("model_type", "model_attribute
 
 _BRANCH = re.compile(r"int|float|str|bool|constrained-\w+|(literal|dict|list|tuple)\[.*\]")
 """The names of a union's branches, which pydantic appends to the location of the value."""
-_BRANCHES, _BRANCH_ERRORS = "union_branches", frozenset(MUST_BE) | {"literal_error"}
+_BRANCHES, _BRANCH_ERRORS = "union_branches", frozenset(MUST_BE) | {"literal_error", "string_pattern_mismatch"}
 
 Location = tuple[int | str, ...]
 
@@ -307,10 +307,11 @@ def problem_of(
         case "extra_forbidden":
             return Problem(path, "is unknown.", _remedy_for_name(item["loc"], unknown, model))
         case kind if kind == _BRANCHES:
-            parts = [_branch_words(branch) for branch in item["branches"]]
-            return Problem(
-                path, f"is {_given(item['input'])}, but must be {' or '.join(dict.fromkeys(parts))}.", "Change it."
-            )
+            given, parts = item["input"], [_branch_words(branch) for branch in item["branches"]]
+            names = [name for each in item["branches"] if each["type"] == "literal_error" for name in _choices(each)]
+            meant = closest(given, names) if isinstance(given, str) else None
+            remedy = f"Did you mean {meant}?" if meant else "Change it."
+            return Problem(path, f"is {_given(given)}, but must be {' or '.join(dict.fromkeys(parts))}.", remedy)
         case "literal_error" | "enum":
             return Problem(path, *one_of(item["input"], _choices(item)))
         case "string_pattern_mismatch":
@@ -326,6 +327,8 @@ def problem_of(
 def _branch_words(item: Any) -> str:
     if item["type"] == "literal_error":
         return " or ".join(_choices(item))
+    if item["type"] == "string_pattern_mismatch":
+        return PATTERN_WORDS.get(item["ctx"]["pattern"], "of another form")
     return MUST_BE[item["type"]].format(**item.get("ctx", {}))
 
 
