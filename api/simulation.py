@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from api.terminal.listing import Listing
 from orchestrator.errors import ConfigurationError
-from orchestrator.report.words import count, percent, seconds
+from orchestrator.system.plain import count, percent, seconds
 from orchestrator.tape.schema import FleetHeader, Header
 from orchestrator.tape.storage import TapeWriter
 

@@ -98,7 +98,9 @@ MAY_IMPORT = {
             orchestrator.specification.sections orchestrator.specification.validation orchestrator.system
             pydantic pydantic_core
         """,
-        "orchestrator.report": "orchestrator.accounting orchestrator.core orchestrator.errors",
+        "orchestrator.report": """
+            orchestrator.accounting orchestrator.core orchestrator.errors orchestrator.system.plain
+        """,
         "orchestrator.host": """
             numpy orchestrator.accounting orchestrator.checkpoints orchestrator.core orchestrator.errors
             orchestrator.parameters orchestrator.specification.config orchestrator.status orchestrator.system
@@ -150,21 +152,22 @@ MAY_IMPORT = {
         """,
         "api.storage": "alembic api.auth.tokens api.chaos.store orchestrator.errors psycopg sqlalchemy",
         "api.run": """
-            api.schemas orchestrator.accounting.explanation orchestrator.core.vocabulary orchestrator.errors
-            orchestrator.report.words orchestrator.status orchestrator.system orchestrator.tape pyarrow pydantic yaml
+            api.schemas orchestrator.accounting.explanation orchestrator.checkpoints orchestrator.core.vocabulary
+            orchestrator.errors orchestrator.status orchestrator.system orchestrator.tape pyarrow pydantic yaml
         """,
         "api.jobs": """
-            api.auth api.checkpoints api.clocks api.run api.schemas api.storage orchestrator.core.commands
+            api.auth api.clocks api.run api.schemas api.storage orchestrator.checkpoints
+            orchestrator.core.commands
             orchestrator.core.faults orchestrator.core.vocabulary orchestrator.errors orchestrator.models
             orchestrator.simulation.advice orchestrator.specification orchestrator.status orchestrator.system
             orchestrator.tape.codec orchestrator.text pydantic
         """,
         "api.terminal": """
-            api.client api.schemas orchestrator.errors orchestrator.report.words orchestrator.system pydantic
+            api.client api.schemas orchestrator.errors orchestrator.system pydantic
             rich
         """,
         "api.commands": """
-            api.auth.roles api.chaos.plans api.chaos.schemas api.checkpoints.archive api.client
+            api.auth.roles api.chaos.plans api.chaos.schemas api.run.archive api.client
             api.installation api.run.tables api.schemas api.simulation api.terminal orchestrator.certificates
             orchestrator.chaos orchestrator.errors orchestrator.kubernetes orchestrator.models
             orchestrator.parameters.codec.registry orchestrator.report orchestrator.simulation

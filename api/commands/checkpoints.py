@@ -276,7 +276,7 @@ def fetch(
     url: UrlOption = None,
 ) -> None:
     """Download a checkpoint and verify every byte. `atoll submit --resume` accepts the folder."""
-    from api.checkpoints.archive import unpack
+    from api.run.archive import unpack
 
     with connect(home, url) as client:
         name, checkpoints = client.job(job).job, client.checkpoints(job)

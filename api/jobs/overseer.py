@@ -35,8 +35,8 @@ from enum import Enum, auto
 from pathlib import Path
 from typing import Any
 
-from api.checkpoints.lookup import checkpoints_of
 from api.jobs.background_loop import BackgroundLoop, ProblemLog, reason_of
+from api.jobs.checkpoints import checkpoints_of
 from api.jobs.control import ControlPort
 from api.jobs.cordons import Cordons
 from api.jobs.path_check import refuse_outside

@@ -18,9 +18,8 @@ from threading import Lock
 from typing import IO, Any, BinaryIO, TypeVar
 
 from api.auth.code import OWN_PACKAGES
-from api.checkpoints.archive import Archive, archive_of
-from api.checkpoints.lookup import checkpoints_of
 from api.clocks import ClockWatch
+from api.jobs.checkpoints import checkpoints_of
 from api.jobs.control import ControlPort
 from api.jobs.cordons import Cordons
 from api.jobs.dispatcher import JOBS_MAX, Dispatcher
@@ -43,6 +42,7 @@ from api.jobs.translate import (
     summary_of,
     unreadable,
 )
+from api.run.archive import Archive, archive_of
 from api.run.folder import Run, damage_of_status, has_report, open_below, parsed, read_status
 from api.schemas import ALIVE, FINAL, Checkpoint, Command, Island, Job, JobState, JobSummary, Restart, Specification
 from api.storage.store import DuplicateKey, JobRow, Store

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from api.auth.code import code_problems
-from api.checkpoints.lookup import resolved
+from api.jobs.checkpoints import resolved
 from api.jobs.control import ControlPort
 from api.jobs.path_check import (
     fleet_problems,

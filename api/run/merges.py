@@ -19,7 +19,7 @@ from api.schemas import Absence, Contributor, Merge, MergeSummary, Refusal
 from orchestrator.accounting.explanation import KEEP, Explanation, Explanations
 from orchestrator.core.vocabulary import FragmentId, Version
 from orchestrator.errors import DataError, NotFound
-from orchestrator.report.words import seconds
+from orchestrator.system.plain import seconds
 from orchestrator.tape.schema import Header, Record, decode_header, decode_line
 
 

@@ -20,7 +20,7 @@ from rich.text import Text
 
 from api.schemas import Merge, MergeSummary, TapeRecord
 from api.terminal.listing import Listing
-from orchestrator.report.words import percent, seconds
+from orchestrator.system.plain import percent, seconds
 
 REQUESTED = "Requested"
 """On tapes, a command appears as its request."""

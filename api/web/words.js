@@ -1,7 +1,7 @@
 /**
  * Numbers and states as text: one vocabulary for the whole page.
  *
- * Responsible for text only, the same as in the report (orchestrator/report/words.py). It creates no elements.
+ * Responsible for text only, the same as in the report (orchestrator/system/plain.py). It creates no elements.
  */
 
 const UNITS = [[1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"]];

@@ -5,15 +5,24 @@
     diloco           P = 1, K = M, τ = 0, no grace limit, plain mean: all wait at each outer step (arXiv:2311.08105)
     data-parallel    one model, every shard's batch in every step, gradients averaged at each step
 
+Finished runs are kept on disk (``FinishedRuns``), so that an interrupted comparison continues where it was.
+
 Islands, shards, seed, model and schedule are the same. An inner step of ``data-parallel`` takes the M batches that the
 islands take in theirs. Source: arXiv:2604.21428, section on baselines.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Generic, Literal, TypeVar
+
+from pydantic import TypeAdapter
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from learners import jax_trainer, model
 from learners.text import Text
@@ -24,6 +33,9 @@ from orchestrator.specification.config import JobSpec
 from orchestrator.specification.sections import SynchroniserSection
 from orchestrator.system.roots import EVERYTHING
 
+Run = TypeVar("Run")
+SCHEDULE = "by tokens"
+"""How the schedule advances. It is part of the key, because earlier builds advanced it otherwise."""
 Method = Literal["decoupled", "equal-speeds", "diloco", "data-parallel"]
 TRANSFER_STEPS = 1.0
 """The time that a merged fragment takes to reach an island of the decoupled job, in inner steps. In diloco it is 0."""
@@ -135,3 +147,37 @@ def _data_parallel(spec: JobSpec) -> Iterator[Advance]:
         yield Advance(tokens)
     digest = tensors.digest(trainer.snapshot(names).arrays())
     yield Advance(tokens, Trained(curve[-1][1], tuple(curve), 1.0, digest))
+
+
+class FinishedRuns(Generic[Run]):
+    """The finished runs of one folder, each a JSON line in ``runs.jsonl``. Only a run in progress is lost when the process
+    ends. ``kind`` is a dataclass with a ``key`` that identifies everything which decides the run's result.
+    """
+
+    def __init__(self, folder: Path, kind: type[Run]) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._file = folder / "runs.jsonl"
+        read = TypeAdapter(kind)
+        lines = self._file.read_text().splitlines() if self._file.exists() else []
+        self._runs: dict[str, Any] = {run.key: run for run in map(read.validate_json, lines)}  # type: ignore[attr-defined]
+
+    def get(self, key: str) -> Run | None:
+        return self._runs.get(key)
+
+    def keep(self, run: Run) -> Run:
+        """Write the run to disk. It replaces an earlier run with the same key."""
+        self._runs[run.key] = run  # type: ignore[attr-defined]
+        with self._file.open("a") as lines:
+            lines.write(json.dumps(asdict(run)) + "\n")  # type: ignore[call-overload]
+        return run
+
+
+def key_of(*facts: object) -> str:
+    """Return a short digest of everything that decides a run's result."""
+    return hashlib.sha256(" ".join(map(str, (SCHEDULE, *facts))).encode()).hexdigest()[:16]
+
+
+def progress(console: Console) -> Progress:
+    """Return progress bars, one for each run, in tokens, with the remaining time."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    return Progress(*columns, console=console)

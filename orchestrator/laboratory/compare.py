@@ -32,8 +32,7 @@ from rich.table import Table
 
 from orchestrator.errors import PROBLEMS_MAX, AtollError, ConfigurationError
 from orchestrator.laboratory import baselines
-from orchestrator.laboratory.baselines import METHODS, Method, Pace, Trained
-from orchestrator.laboratory.finished_runs import FinishedRuns, key_of, progress
+from orchestrator.laboratory.baselines import METHODS, FinishedRuns, Method, Pace, Trained, key_of, progress
 from orchestrator.models.huggingface.weights import completed
 from orchestrator.specification.bounds import ISLANDS_MAX, LearningRate, RatioBelowOne, Seed
 from orchestrator.specification.config import JobSpec, parse_job, read_document

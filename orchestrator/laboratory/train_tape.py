@@ -53,7 +53,7 @@ from orchestrator.core.messages import Progress as ProgressReport
 from orchestrator.core.vocabulary import Duration, IslandId, JobPolicy
 from orchestrator.errors import AtollError, InternalError, InvalidJobSpec, Problem
 from orchestrator.laboratory import baselines, trace_reader
-from orchestrator.laboratory.finished_runs import FinishedRuns, key_of, progress
+from orchestrator.laboratory.baselines import FinishedRuns, key_of, progress
 from orchestrator.laboratory.tape_training import TapeTraining
 from orchestrator.laboratory.training_trace import TrainingTrace
 from orchestrator.models.huggingface.weights import completed

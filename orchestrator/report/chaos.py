@@ -11,7 +11,7 @@ from html import escape
 from typing import Any
 
 from orchestrator.report.page import card, cards, document, goodput_chart, header, table, tile, tiles, timeline_chart
-from orchestrator.report.words import percent, seconds
+from orchestrator.system.plain import percent, seconds
 
 Plain = Mapping[str, Any]
 

@@ -24,7 +24,7 @@ from orchestrator.report.page import (
     tiles,
     timeline_chart,
 )
-from orchestrator.report.words import count, loss, percent, plural, seconds
+from orchestrator.system.plain import count, counted, loss, percent, seconds
 
 Report = Mapping[str, Any]
 REGIONS_NAMED_MAX = 8
@@ -63,8 +63,8 @@ def _header(report: Report) -> str:
     regions = sorted({island["region"] for island in islands.values()})
     spares = len(report["islands"]) - len(islands)
     named = f" ({', '.join(regions)})" if len(regions) <= REGIONS_NAMED_MAX else ""
-    where = f"{plural(len(islands), 'island')} in {plural(len(regions), 'region')}{named}"
-    where += f" and {plural(spares, 'spare')}" if spares else ""
+    where = f"{counted(len(islands), 'island')} in {counted(len(regions), 'region')}{named}"
+    where += f" and {counted(spares, 'spare')}" if spares else ""
     size = f", {count(report['parameter_count'])} parameters" if report.get("parameter_count") else ""
     lead = f"{where}{size}, {seconds(report['duration_s'])}. {_sentence(report.get('reason'))}"
     bad = outcome not in ("completed", "running")

@@ -18,7 +18,7 @@ from itertools import groupby
 from math import ceil, floor, log10
 from typing import Any
 
-from orchestrator.report.words import count, loss, percent, plain, plural, seconds
+from orchestrator.system.plain import count, counted, loss, percent, seconds, tick_text
 
 WIDTH = 520.0
 """The width of all charts, in units. They scale with the page, and text is large enough to be readable on a phone."""
@@ -138,7 +138,7 @@ def loss_chart(report: Report) -> str:
     margin = 0.08 * (high - low or 1.0)
     x = Scale(0.0, max((point[0] for point in (*held_out, *training)), default=1.0), 44.0, WIDTH - 12)
     y = Scale(low - margin, high + margin, 226.0, 10.0)
-    parts = [y_axis(y, x.start, x.stop, plain, 6), x_axis(x, 226.0, count, "tokens trained, all islands")]
+    parts = [y_axis(y, x.start, x.stop, tick_text, 6), x_axis(x, 226.0, count, "tokens trained, all islands")]
     if len(training) > 1:
         parts.append(path([(x(p[0]), y(p[1])) for p in training], "training-loss", width=1.2, opacity=0.55))
     if unigram:
@@ -178,7 +178,7 @@ def timeline_chart(report: Report) -> str:
             back_at = recovery["killed_at"] + recovery["total"]
             ring = element("title", escape(tooltip))
             parts.append(element("circle", ring, cx=x(back_at), cy=top + bar / 2, r=5.0, class_="ring"))
-    parts.append(x_axis(x, height, plain, "seconds since the job was created"))
+    parts.append(x_axis(x, height, tick_text, "seconds since the job was created"))
     keys = [(f"state-{state}", name) for state, name in STATES.items() if state in shown]
     return drawing(height + 40, "Islands over time", *parts) + legend(keys)
 
@@ -226,7 +226,7 @@ def merges_chart(report: Report) -> str:
     islands = report["policy"]["islands"]
     x = Scale(0.0, len(fragments), 40.0, WIDTH - 12)
     y = Scale(0.0, highest * 1.06, 196.0, 8.0)
-    parts = [y_axis(y, x.start, x.stop, plain)]
+    parts = [y_axis(y, x.start, x.stop, tick_text)]
     gap = min(6.0, 0.25 * (x(1) - x(0)))
     every = max(1, round(len(fragments) / 12))
     for n, one in enumerate(fragments):
@@ -254,7 +254,7 @@ def _share_colour(contributors: int, islands: int) -> str:
 
 def _from_to(counts: list[int]) -> str:
     """Return the legend of one colour: the numbers of islands that it stands for."""
-    most = plural(counts[-1], "island")
+    most = counted(counts[-1], "island")
     return most if len(counts) == 1 else f"{counts[0]} to {most}"
 
 

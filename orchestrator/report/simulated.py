@@ -16,7 +16,7 @@ from html import escape
 from typing import Any
 
 from orchestrator.report.page import LogScale, Scale, element
-from orchestrator.report.words import count, percent
+from orchestrator.system.plain import count, percent
 
 WIDTH = 760.0
 INK, SOFT, RULE, FAINT, PAPER = "#14242b", "#566a73", "#c3ced3", "#e6ecee", "#ffffff"

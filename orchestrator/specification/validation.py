@@ -307,11 +307,11 @@ def problem_of(
         case "extra_forbidden":
             return Problem(path, "is unknown.", _remedy_for_name(item["loc"], unknown, model))
         case kind if kind == _BRANCHES:
-            given, parts = item["input"], [_branch_words(branch) for branch in item["branches"]]
+            value, parts = item["input"], [_branch_words(branch) for branch in item["branches"]]
             names = [name for each in item["branches"] if each["type"] == "literal_error" for name in _choices(each)]
-            meant = closest(given, names) if isinstance(given, str) else None
+            meant = closest(value, names) if isinstance(value, str) else None
             remedy = f"Did you mean {meant}?" if meant else "Change it."
-            return Problem(path, f"is {_given(given)}, but must be {' or '.join(dict.fromkeys(parts))}.", remedy)
+            return Problem(path, f"is {_given(value)}, but must be {' or '.join(dict.fromkeys(parts))}.", remedy)
         case "literal_error" | "enum":
             return Problem(path, *one_of(item["input"], _choices(item)))
         case "string_pattern_mismatch":

@@ -13,8 +13,8 @@ from typing import Any
 import httpx
 import pytest
 
-from api.checkpoints.archive import archive_of, unpack
 from api.client import Client
+from api.run.archive import archive_of, unpack
 from api.schemas import Checkpoint
 from orchestrator.errors import DataError, InfrastructureError
 from orchestrator.specification.config import parse_job

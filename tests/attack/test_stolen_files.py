@@ -19,8 +19,8 @@ from typing import Any
 import httpx
 import pytest
 
-from api.checkpoints.archive import unpack
 from api.installation.service_restart import kill_and_start_again
+from api.run.archive import unpack
 from orchestrator.checkpoints.manifest import seal
 from orchestrator.errors import DataError
 from orchestrator.specification.config import read_job_document

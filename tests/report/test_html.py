@@ -13,9 +13,9 @@ from orchestrator.accounting.report import build
 from orchestrator.host.line_traffic import LineCounter
 from orchestrator.report.html import render
 from orchestrator.report.page import Scale
-from orchestrator.report.words import count, seconds
 from orchestrator.simulation.plan import Fault, FaultKind, WorldPlan, sample_policy
 from orchestrator.simulation.world import World
+from orchestrator.system.plain import count, seconds
 
 VOID = {"meta", "br", "hr", "img", "link"}
 
