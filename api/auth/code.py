@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from orchestrator.errors import ConfigurationError, Problem
-from orchestrator.specification.training_sections import is_function
 
 OWN_PACKAGES = ("learners", "torch.optim")
 
@@ -50,6 +49,8 @@ def _at(document: Any, *path: str) -> Any:
 
 def _function(model: Any) -> str | None:
     """Return what ``trainer.model`` names, if it is no folder."""
+    from orchestrator.specification.training_sections import is_function  # brings pydantic
+
     return model if isinstance(model, str) and is_function(model) else None
 
 

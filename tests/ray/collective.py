@@ -20,6 +20,7 @@ from learners.contract import StepResult
 from learners.synthetic import SyntheticTrainer
 from orchestrator.runtime import control_port
 from orchestrator.specification.config import JobSpec
+from orchestrator.specification.training_sections import TrainerSection
 
 NAME = "waiting"
 HEARD_EVERY_S = 0.1
@@ -73,7 +74,7 @@ def create(spec: Mapping[str, Any], shard_index: int, shard_count: int) -> Waiti
 class Planting(control_port.RayControlPort):
     def start_job(self, job_id: str, spec: JobSpec, *arguments: Any, **more: Any) -> None:
         if spec.name == NAME:
-            spec = spec.model_copy(update={"trainer": f"{__name__}:create"})
+            spec = spec.model_copy(update={"trainer": TrainerSection(factory=f"{__name__}:create")})
         super().start_job(job_id, spec, *arguments, **more)
 
 

@@ -15,6 +15,7 @@ from orchestrator.runtime import cluster, embedded
 from orchestrator.runtime.control_port import RayControlPort, connect
 from orchestrator.runtime.groups import DEFAULT_GROUPS
 from orchestrator.specification.config import parse_job
+from orchestrator.specification.training_sections import TrainerSection
 from orchestrator.system.roots import AllowedRoots
 from tests.ray.jobs import STEPS_ON, Job
 from tests.waiting import wait_until
@@ -46,7 +47,7 @@ def start_in(
     """A job that may touch nothing but these roots, else nothing but this folder."""
     job_id = f"job-{uuid.uuid4().hex[:8]}"
     spec = parse_job(document)
-    spec = spec.model_copy(update={"trainer": trainer}) if trainer else spec
+    spec = spec.model_copy(update={"trainer": TrainerSection(factory=trainer)}) if trainer else spec
     port.start_job(job_id, spec, folder / job_id, cordoned, roots or AllowedRoots.only(folder))
     return Job(port, job_id, folder / job_id, spec.seed)
 

@@ -9,6 +9,7 @@ import pytest
 
 from orchestrator.runtime.control_port import RayControlPort
 from orchestrator.specification.config import parse_job
+from orchestrator.specification.training_sections import TrainerSection
 from tests.ray.jobs import synthetic
 from tests.waiting import wait_until
 
@@ -39,7 +40,11 @@ def test_what_a_users_code_says_when_it_fails_is_the_reason_of_its_job(
 ) -> None:
     for name in names:
         spec = parse_job(synthetic(steps=1_000, groups=("us-east",), recovery={"restarts_max": 0}))
-        port.start_job(name, spec.model_copy(update={"trainer": f"tests.ray.broken:{name}"}), tmp_path / name)
+        port.start_job(
+            name,
+            spec.model_copy(update={"trainer": TrainerSection(factory=f"tests.ray.broken:{name}")}),
+            tmp_path / name,
+        )
     for name in names:
         status = tmp_path / name / "status.json"
         wait_until(status.exists, f"the end of {name}")

@@ -19,6 +19,7 @@ from orchestrator.runtime import cluster
 from orchestrator.runtime.control_port import RayControlPort
 from orchestrator.runtime.settings import controllers_name, synchroniser_name
 from orchestrator.specification.config import parse_job
+from orchestrator.specification.training_sections import TrainerSection
 from orchestrator.system import logbook
 from tests.ray.jobs import ENDLESS, Job, gone, pids_of, synthetic
 from tests.waiting import PATIENCE_S
@@ -96,7 +97,9 @@ def test_a_bug_ends_the_job_as_failed_and_everything_with_it(port: RayControlPor
     document = synthetic(steps=10, groups=("us-east",))
     document["islands"][0] |= {"accelerator": "gpu", "accelerators": 1024}  # no island starts and meets the bug first
     spec = parse_job(document)
-    port.start_job("broken", spec.model_copy(update={"trainer": "learners.synthetic:missing"}), tmp_path)
+    port.start_job(
+        "broken", spec.model_copy(update={"trainer": TrainerSection(factory="learners.synthetic:missing")}), tmp_path
+    )
     job = Job(port, "broken", tmp_path)
     job.wait_until((tmp_path / "status.json").exists, "the end")
     job.wait_until(lambda: cluster.actor_named(synchroniser_name("broken")) is None, "the synchroniser's end")
