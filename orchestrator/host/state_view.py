@@ -42,6 +42,10 @@ from orchestrator.tape.replay import Recovered
 FOREVER = -1.0
 
 
+ISLANDS_PER_EVENT = 8
+"""A check looks at every island, so with more islands it is made after several events: its cost per event is bounded."""
+
+
 class StateView:
     """``island_ids`` are those of the job's policy, standbys included: they never change, and need no lock."""
 
@@ -50,6 +54,7 @@ class StateView:
         self._checked: dict[IslandId, Island] = {}
         self._lock = threading.RLock()  # reads inside ``unchanged`` and ``changing`` take it again
         self.island_ids = tuple(core.state.islands)
+        self.events_per_check = max(1, len(self.island_ids) // ISLANDS_PER_EVENT)
 
     @contextmanager
     def changing(self) -> Iterator[None]:

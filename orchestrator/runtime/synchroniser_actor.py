@@ -478,8 +478,9 @@ class LiveJob:
         event = self.queue.next()
         with self.state.changing():
             decided = self.driver.step(event)
-            self.state.check()
-            self.goodput.check()
+            if self.driver.count % self.state.events_per_check == 0:
+                self.state.check()
+                self.goodput.check()
             self.snapshots.consider(self.driver, event.at)
         if isinstance(event, events.OuterStateSeeded):
             self._note_theta()

@@ -99,6 +99,7 @@ def overload(asked: Options) -> list[Goal]:
         started_at = client.job(job).started_at
         assert started_at is not None
         print(f"overload   {size.islands} islands train after {time.monotonic() - began:.0f} s")
+        calm = (time.time() - started_at, time.time() - started_at + size.settle_s)
         time.sleep(size.settle_s)
         with _busy_processors():
             overloaded = (time.time() - started_at, time.time() - started_at + size.overload_s)
@@ -107,14 +108,19 @@ def overload(asked: Options) -> list[Goal]:
         recovered = (time.time() - started_at, time.time() - started_at + size.measure_s)
         time.sleep(size.measure_s)
         tape = installation.runs / job / "tape.jsonl"
-        during, afterwards = (_contributors(tape, *span) for span in (overloaded, recovered))
-        for when, counts, span in (("during", during, overloaded), ("afterwards", afterwards, recovered)):
-            merges = f"{len(counts)} merges of {min(counts)} to {max(counts)} islands, {_median(counts):.0f} usual"
-            print(f"overload   {when}: {merges}, {_events_per_second(tape, *span):.0f} events/s of the live actor")
+        spans = {"before": calm, "during": overloaded, "afterwards": recovered}
+        counts = {when: _contributors(tape, *span) for when, span in spans.items()}
+        for when, span in spans.items():
+            rate = f"{_events_per_second(tape, *span):.0f} events/s of the live synchroniser"
+            print(f"overload   {when}: {_merges_in_words(counts[when])}, {rate}")
         end(client, job, END_TIMEOUT_S)
     goals = [
-        at_least("overload islands in each merge", min(during) / size.islands, DURING_GOAL),
-        at_least("overload islands in a merge two minutes later", _median(afterwards) / size.islands, AFTERWARDS_GOAL),
+        at_least("overload islands in each merge", min(counts["during"], default=0) / size.islands, DURING_GOAL),
+        at_least(
+            "overload islands in a merge two minutes later",
+            _median(counts["afterwards"]) / size.islands,
+            AFTERWARDS_GOAL,
+        ),
     ]
     print("           " + "; ".join(f"{goal.figure} {goal.value:.2f} ({goal})" for goal in goals))
     return goals
@@ -197,5 +203,11 @@ def _events_per_second(tape: Path, since: float, until: float) -> float:
     return sum(since <= record.event.at < until for record in read_tape(tape).records) / (until - since)
 
 
+def _merges_in_words(counts: Sequence[int]) -> str:
+    if not counts:
+        return "no merge"
+    return f"{len(counts)} merges of {min(counts)} to {max(counts)} islands, {_median(counts):.0f} usual"
+
+
 def _median(counts: Sequence[int]) -> float:
-    return statistics.median(counts)
+    return statistics.median(counts) if counts else 0.0
