@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from learners import jax_trainer
-from learners.island_arrays import mixed, update
 from learners.loop import IslandLoop, LoopPlan
 from learners.outbox import Outbox
 from orchestrator.core.messages import (
@@ -306,14 +305,3 @@ def test_an_island_says_what_it_holds_of_theta_and_of_its_own_work(new_island):
     island.loop.published.announce(Announcement(0, 2, announcement.digest, 4, ()))
     (first, _) = island.loop.holdings("a", 2).held
     assert first.digest != first.announced.digest
-
-
-def value(number: float) -> dict[str, np.ndarray]:
-    return {"a": np.full(3, number, np.float32)}
-
-
-def test_the_arithmetic_of_the_rules() -> None:
-    published, own, since = value(5.0), value(3.0), value(2.0)
-    assert own["a"][0] + update(published, since)["a"][0] == pytest.approx(6.0)
-    assert mixed(published, own, 0.25)["a"][0] == pytest.approx(0.25 * 3.0 + 0.75 * 5.0)
-    assert mixed(published, own, 0.25)["a"].dtype == update(published, since)["a"].dtype == np.float32

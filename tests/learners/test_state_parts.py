@@ -1,12 +1,11 @@
-"""The transfer of a state: its windows are the state, whatever meshes give and want them, and its limits go by size."""
+"""The transfer of a state: its windows are the state, whatever meshes give and want them."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from learners import state_transfer
-from learners.state_transfer import Throttle, blocks_of, put_together, windows
+from learners.state_transfer import blocks_of, put_together, windows
 from orchestrator.errors import DataError
 from orchestrator.parameters.parts import whole
 from tests.numerics.test_parts import pieces
@@ -61,24 +60,3 @@ def test_a_window_of_which_something_is_missing_or_overlaps_is_refused():
 
 def test_a_window_of_nothing_needs_no_giver():
     assert put_together([], {"w": ((0, 0), (0, 12))})["w"].shape == (0, 12)
-
-
-BILLION = 12 * 10**9
-
-
-@pytest.mark.parametrize(("byte_count", "line_bytes_per_s"), [(10**7, 2e6), (BILLION, 2e6), (8 * BILLION, 125e6)])
-def test_a_line_that_is_twice_as_fast_as_the_slowest_is_waited_for_whatever_the_size(
-    byte_count: int, line_bytes_per_s: float
-) -> None:
-    assert state_transfer.limit_s(byte_count, None) > byte_count / line_bytes_per_s + state_transfer.BOUNDARY_S
-
-
-@pytest.mark.parametrize("byte_count", [1000, BILLION])
-def test_a_donor_never_makes_anybody_wait_for_longer_than_they_do(byte_count: int) -> None:
-    rate = 50e6
-    assert state_transfer.queue_s(byte_count, rate) < state_transfer.limit_s(byte_count, rate)
-    assert byte_count / rate < state_transfer.queue_s(byte_count, rate)
-
-
-def test_a_donor_without_a_limit_lets_nobody_wait() -> None:
-    Throttle(None).wait(BILLION, state_transfer.queue_s(BILLION, None))
