@@ -29,6 +29,7 @@ from api.installation.up import Installation
 from orchestrator.core.effects import MergeFragment
 from orchestrator.runtime.clusterfile import ClusterFile
 from orchestrator.runtime.settings import CLUSTER_MARKER
+from orchestrator.tape.schema import Record
 from orchestrator.tape.storage import read_tape
 from tests.bench.goals import Goal, at_least, at_most
 from tests.bench.options import Options
@@ -107,11 +108,11 @@ def overload(asked: Options) -> list[Goal]:
         time.sleep(size.recovery_s)
         recovered = (time.time() - started_at, time.time() - started_at + size.measure_s)
         time.sleep(size.measure_s)
-        tape = installation.runs / job / "tape.jsonl"
+        records = read_tape(installation.runs / job / "tape.jsonl").records
         spans = {"before": calm, "during": overloaded, "afterwards": recovered}
-        counts = {when: _contributors(tape, *span) for when, span in spans.items()}
+        counts = {when: _contributors(records, *span) for when, span in spans.items()}
         for when, span in spans.items():
-            rate = f"{_events_per_second(tape, *span):.0f} events/s of the live synchroniser"
+            rate = f"{_events_per_second(records, *span):.0f} events/s of the live synchroniser"
             print(f"overload   {when}: {_merges_in_words(counts[when])}, {rate}")
         end(client, job, END_TIMEOUT_S)
     goals = [
@@ -187,20 +188,20 @@ def _busy_processors() -> Iterator[None]:
             process.wait()
 
 
-def _contributors(tape: Path, since: float, until: float) -> list[int]:
+def _contributors(records: Sequence[Record], since: float, until: float) -> list[int]:
     """Return how many islands were in each merge that was ordered between these two moments of the job."""
     return [
         len(effect.inputs)
-        for record in read_tape(tape).records
+        for record in records
         if since <= record.event.at < until
         for effect in record.effects
         if isinstance(effect, MergeFragment)
     ]
 
 
-def _events_per_second(tape: Path, since: float, until: float) -> float:
+def _events_per_second(records: Sequence[Record], since: float, until: float) -> float:
     """Return how many events the job's synchroniser decided on in a second between these two moments of the job."""
-    return sum(since <= record.event.at < until for record in read_tape(tape).records) / (until - since)
+    return sum(since <= record.event.at < until for record in records) / (until - since)
 
 
 def _merges_in_words(counts: Sequence[int]) -> str:
