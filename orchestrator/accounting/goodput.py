@@ -92,7 +92,7 @@ class Goodput:
             self._uptime.stop(event.at)
 
     def check(self) -> None:
-        """Raise InternalError when tokens or seconds do not add up. Cheap enough to be called after every event."""
+        """Raise InternalError when tokens or seconds do not add up. It looks at every island."""
         if problems := list(self.ledger.problems()):
             raise InternalError(detail="Tokens are not conserved: " + "; ".join(problems) + ".")
 
