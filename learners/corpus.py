@@ -19,7 +19,7 @@ from __future__ import annotations
 import hashlib
 import os
 import sysconfig
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from functools import cache
 from math import ceil
@@ -105,6 +105,18 @@ def shard_batches(corpus: Corpus, spec: IslandSpec, shard_index: int, shard_coun
             windows(shard)[at] for shard, at in origins(spec.resumptions, batch_size, shard_index, shard_count, number)
         ]
         return sequences_at(corpus.training, np.array(drawn), length, corpus.has_rows)
+
+    return draw
+
+
+def draw_of(
+    sequence: Callable[[int, int], np.ndarray], spec: IslandSpec, shard_index: int, shard_count: int
+) -> Callable[[int], np.ndarray]:
+    """Return a function that draws a shard's batches, by a function that returns a sequence of an original shard."""
+
+    def draw(number: int) -> np.ndarray:
+        places = origins(spec.resumptions, spec.batch_size, shard_index, shard_count, number)
+        return np.stack([sequence(*place) for place in places])
 
     return draw
 

@@ -19,7 +19,7 @@ from learners.conversations import batch_of
 from learners.factories import guarded, imported
 from learners.held_out import HeldOutBatch, measure_by_source
 from learners.island_spec import Document, IslandSpec
-from learners.resharding import Draw, first_count, origins
+from learners.resharding import Draw, first_count
 from learners.streaming.documents import Unreadable
 from learners.streaming.order import key, shuffled
 from learners.streaming.streamed import Streamed
@@ -123,11 +123,7 @@ class OwnSource:
             epoch, within = divmod(number, len(mine))
             return self._element(int(mine[self._orders(shard, epoch, len(mine))[within]]))
 
-        def draw(number: int) -> np.ndarray:
-            places = origins(self._spec.resumptions, self._spec.batch_size, shard_index, shard_count, number)
-            return np.stack([sequence(*place) for place in places])
-
-        return draw
+        return corpus.draw_of(sequence, self._spec, shard_index, shard_count)
 
     def held_out_batches(self, batch_max: int) -> list[HeldOutBatch]:
         held_out = self._split[0][: self._spec.job.evaluation.sequences]

@@ -58,7 +58,6 @@ FOLDER, FILES, CHECKPOINT = "checkpoints.folder", "data.files", "resume.checkpoi
 TORCH_MODEL = "trainer.model"
 CAUSAL_PARTS = ("CausalLM", "LMHead", "ForConditionalGeneration")
 """Parts of the names of architectures with a causal head. Which of them load, transformers knows, in the island."""
-SAFE = ("model.safetensors", "model.safetensors.index.json")
 PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 TEMPLATE = "data.template"
 TOKENIZER_FIELD, INDEX, WEIGHTS = "data.tokenizer", "data.index", "model.initial_weights"
@@ -290,7 +289,7 @@ def _torch_problems(trainer: TrainerSection, roots: AllowedRoots) -> Iterator[Pr
             yield Problem("trainer.kind", message, INSTALL_TORCH)
     if folder is None:
         return
-    from orchestrator.models.huggingface import origin  # brings NumPy
+    from orchestrator.models.huggingface import files, origin  # bring NumPy
 
     try:
         config = origin.taken(folder, roots).mapping(origin.CONFIG)
@@ -306,8 +305,9 @@ def _torch_problems(trainer: TrainerSection, roots: AllowedRoots) -> Iterator[Pr
     if named and not any(part in each for each in named for part in CAUSAL_PARTS):
         message = f"{folder} is a {', '.join(named)}, which has no causal head."
         yield Problem(TORCH_MODEL, message, "Save a model that AutoModelForCausalLM loads.")
-    has = {name for name in (*SAFE, *PICKLED) if _size(roots, f"{folder.rstrip('/')}/{name}") is not None}
-    if has and has.isdisjoint(SAFE):
+    safe = (files.WHOLE, files.INDEX)
+    has = {name for name in (*safe, *PICKLED) if _size(roots, f"{folder.rstrip('/')}/{name}") is not None}
+    if has and has.isdisjoint(safe):
         message = f"{folder} has only {min(has)}, and loading a pickle runs code."
         yield Problem(TORCH_MODEL, message, "Save it as safetensors, with save_pretrained of transformers.")
 

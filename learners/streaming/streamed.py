@@ -33,10 +33,19 @@ import numpy as np
 from learners import resharding
 from learners.contract import Batch, stacked
 from learners.conversations import Conversations, batch_of, counting_in, learned_tokens
-from learners.corpus import Measured, average_bytes, joined, measured_batches, sequences_wanted, surprise, windows_in
+from learners.corpus import (
+    Measured,
+    average_bytes,
+    draw_of,
+    joined,
+    measured_batches,
+    sequences_wanted,
+    surprise,
+    windows_in,
+)
 from learners.held_out import HeldOut, HeldOutBatch, digest, smallest
 from learners.island_spec import IslandSpec
-from learners.resharding import Draw, origins
+from learners.resharding import Draw
 from learners.streaming.counting import GroupText, SourceTokens, TokenCounts, Window, kept_in
 from learners.streaming.documents import LINE_BYTES_MAX, Reader, Unreadable, chosen
 from learners.streaming.files import HELD_OUT, INDEX_ANEW, TRAINING, Files, load_index, located, rules
@@ -131,12 +140,10 @@ class Streamed:
             self._drawn.add((shard, source), sections, place, window)
             return window.tokens
 
+        rows = draw_of(sequence, self._spec, shard_index, shard_count)
+
         def draw(number: int) -> np.ndarray | Batch:
-            drawn = [
-                sequence(*origin)
-                for origin in origins(self._spec.resumptions, self._spec.batch_size, shard_index, shard_count, number)
-            ]
-            tokens = np.stack(drawn).astype(np.int32)
+            tokens = rows(number).astype(np.int32)
             return batch_of(tokens) if self._has_rows else tokens
 
         return draw

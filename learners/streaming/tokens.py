@@ -30,10 +30,10 @@ from typing import IO
 import numpy as np
 
 from learners import resharding
-from learners.corpus import Measured, measured_batches, sequences_wanted, surprise
+from learners.corpus import Measured, draw_of, measured_batches, sequences_wanted, surprise
 from learners.held_out import HeldOutBatch
 from learners.island_spec import IslandSpec
-from learners.resharding import Draw, origins
+from learners.resharding import Draw
 from learners.streaming.order import Mixture, key
 from orchestrator.core.vocabulary import DataFlaws
 from orchestrator.errors import ConfigurationError
@@ -220,11 +220,7 @@ class Tokens:
             source, rank = mixture(shard).source(number)
             return self._sequence(source, shard + cut_into * rank)
 
-        def draw(number: int) -> np.ndarray:
-            places = origins(self._spec.resumptions, self._spec.batch_size, shard_index, shard_count, number)
-            return np.stack([sequence(*place) for place in places])
-
-        return draw
+        return draw_of(sequence, self._spec, shard_index, shard_count)
 
     def held_out_batches(self, batch_max: int) -> list[HeldOutBatch]:
         """Return batches of one source each, all of one shape. The first ones have about each source's share."""

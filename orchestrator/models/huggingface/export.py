@@ -38,6 +38,7 @@ from orchestrator.models.decoder import DecoderSection, parameter_shapes
 from orchestrator.models.huggingface import adapters, configuration, files
 from orchestrator.models.huggingface.adapters import Base
 from orchestrator.models.huggingface.configuration import IDS
+from orchestrator.models.huggingface.files import INDEX, WHOLE
 from orchestrator.models.huggingface.layout import Sources, sources_of
 from orchestrator.models.huggingface.origin import CONFIG, GENERATION, OF_THE_TOKENIZER, TOKENIZER_CONFIG, Origin
 from orchestrator.specification.bounds import BYTES
@@ -46,7 +47,6 @@ from orchestrator.system.roots import EVERYTHING
 from orchestrator.text.tokenizer_file import TokenizerFile
 from orchestrator.text.tokenizer_file import read as read_tokenizer
 
-WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 JSON, PIECES = "tokenizer.json", "tokenizer.model"
 SENTENCEPIECE_CLASS = "SentencePieceBackend"
 """transformers' other classes split by their own rules; this one uses SentencePiece."""
@@ -143,7 +143,7 @@ def _write_as_found(
     document = {**origin.mapping(CONFIG), **trainer.settings, **special.ids, "dtype": "float32"}
     document.pop("torch_dtype", None)
     own = files.read_header(lambda: source.open("rb"))
-    with (folder / "model.safetensors").open("xb") as out:
+    with (folder / WHOLE).open("xb") as out:
         files.write(
             out, {name: entry.shape for name, entry in own.entries.items()}, (own.read(name) for name in own.entries)
         )

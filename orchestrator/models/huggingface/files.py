@@ -25,6 +25,8 @@ from numpy.typing import NDArray
 from orchestrator.errors import DataError
 from orchestrator.system.roots import shown
 
+WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+"""A model's only file; or the file that says which of several files has which tensor."""
 Open = Callable[[], IO[bytes]]
 
 HEADER_BYTES_MAX = 32 << 20

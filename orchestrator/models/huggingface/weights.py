@@ -39,7 +39,7 @@ from orchestrator.errors import (
 )
 from orchestrator.models.decoder import DecoderSection, parameter_shapes
 from orchestrator.models.huggingface import configuration, files
-from orchestrator.models.huggingface.files import Entry, TensorFile
+from orchestrator.models.huggingface.files import INDEX, WHOLE, Entry, TensorFile
 from orchestrator.models.huggingface.layout import WHOLE as WHOLE_TENSORS
 from orchestrator.models.huggingface.layout import Sources, sources_of, text_names
 from orchestrator.parameters.pieces import Piece, piece_named
@@ -49,7 +49,7 @@ from orchestrator.specification.training_sections import BUILT_IN_TRAINER, Model
 from orchestrator.system.roots import AllowedRoots, name_parts, open_data, shown
 
 FIELD = "model.initial_weights"
-CONFIG, WHOLE, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+CONFIG = "config.json"
 CONFIG_BYTES_MAX, INDEX_BYTES_MAX = 1 << 20, 32 << 20
 FILES_MAX = 1_000
 AS_DESCRIBED = "Use weights of the model that config.json describes, saved by transformers."
