@@ -214,12 +214,13 @@ class ChatTemplate:
             before, until = SUBSTITUTE, ""
         if until.startswith(before) and whole.startswith(until):
             return len(before), len(until)
-        content = messages[at].get("content")
-        if isinstance(content, str) and content:
-            start, end = _changed(whole, self._render(_replaced(messages, at), tools))
-            _, after = _changed(until, self._render(_replaced(messages[: at + 1], at), tools)) if until else (0, 0)
+        if _is_replaceable(messages[at]):
+            other = _without_calls(messages, at)
+            start, end = _changed(whole, self._render(_replaced(other, at), tools))
+            _, after = _changed(until, self._render(_replaced(other[: at + 1], at), tools)) if until else (0, 0)
             rest = until[after:]
-            return start, end + len(rest) * whole.startswith(rest, end)
+            if start < end:
+                return start, end + len(rest) * whole.startswith(rest, end)
         raise NotText(
             f"has an answer (message {at + 1}) that the chat template renders in another way when more follows. Put "
             "{% generation %} and {% endgeneration %} around answers in a template of your own, and name it in data.template"
@@ -277,8 +278,19 @@ class ChatTemplate:
         return [self._marked(each) for each in value] if isinstance(value, list | tuple) else value
 
 
+def _is_replaceable(message: Mapping[str, Any]) -> bool:
+    """Return whether an answer is a text or calls of tools, and no list of parts."""
+    content = message.get("content")
+    return (isinstance(content, str) and content != "") or (not content and bool(message.get("tool_calls")))
+
+
 def _replaced(messages: Sequence[Any], at: int) -> list[Any]:
     return [{**message, "content": SUBSTITUTE} if n == at else message for n, message in enumerate(messages)]
+
+
+def _without_calls(messages: Sequence[Any], at: int) -> list[Any]:
+    answer = {name: value for name, value in messages[at].items() if name != "tool_calls"}
+    return [answer if n == at else message for n, message in enumerate(messages)]
 
 
 def _changed(text: str, other: str) -> tuple[int, int]:

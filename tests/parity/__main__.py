@@ -1,13 +1,14 @@
-"""``make parity``: whether a model has the same logits here and in transformers, whichever of the two wrote it.
+"""``make parity``: whether a model has the same logits here and in transformers, and a conversation the same tokens.
 
 Theirs: transformers writes random small checkpoints of each model type, whole in float32, and in bfloat16 in several files;
 they are read here, and exported again: in float32 as the nearest type, and in several files of bfloat16 as the type that
 they were. Ours: small decoders of each family are exported as a job's result is, and transformers loads them, with their
 tokenizers in turn: of bytes, a tokenizer.json, SentencePiece's. Continued: a checkpoint of theirs goes through a job's
 export, and must have the context length, special tokens, generation config and chat template that it had. Adapted: adapters
-of theirs are exported, merged and as PEFT has them, and peft loads these on top of the checkpoint. Each line is the largest
-difference of a logit, in standard deviations of the logits. Exits with 1 if one is above ``GOAL``, a text has other tokens
-there, or something was lost.
+of theirs are exported, merged and as PEFT has them, and peft loads these on top of the checkpoint. Chats: conversations have
+the same tokens, and the same of them are answers, by the templates of ``chats``. Each line is the largest
+difference of a logit, in standard deviations of the logits. Exits with 1 if one is above ``GOAL``, a text or a conversation
+has other tokens there, or something was lost.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ from orchestrator.specification.training_sections import TrainableSection
 from orchestrator.system.roots import EVERYTHING
 from orchestrator.text import tokenizer_file
 from tests.learners.tokenizers_of import FAMILIES
+from tests.parity import chats
 
 PYTHON = Path(".cache/parity/bin/python")
 REFERENCE = Path(__file__).with_name("reference.py")
@@ -83,6 +85,9 @@ def main() -> int:
         for path in sorted(theirs.glob("*/")):
             own[f"again-{path.name}"] = exported_again(path, ours, tokens)
         reference("measure", ours)
+        chats.write(chat := Path(folder, "chat"))
+        reference("chat", chat)
+        chatted = list(chats.differences(chat))
         before, after = (json.loads((ours / name / "facts.json").read_text()) for name in ("before", "after"))
         lost = {name: (fact, after[name]) for name, fact in before.items() if fact != after[name]}
         differences |= {f"export {name}": apart(own[name], np.load(ours / name / "logits.npy")) for name in own}
@@ -97,7 +102,12 @@ def main() -> int:
     for name, job in jobs.items():
         alike = "the same tokens" if retold[name] else "OTHER TOKENS"
         print(f"tokenizer {name:30} {alike} of {len(TEXTS)} texts, {Path(job.data.tokenizer).name}")
-    return int(max(differences.values()) > GOAL or not all(retold.values()) or bool(lost))
+    for name, alike_count, unlike in chatted:
+        print(
+            f"chat {name:35} {alike_count} of {len(chats.CONVERSATIONS)} conversations alike{unlike and f'   {unlike}'}"
+        )
+    is_unlike = any(unlike for _, _, unlike in chatted)
+    return int(max(differences.values()) > GOAL or not all(retold.values()) or bool(lost) or is_unlike)
 
 
 def reference(command: str, folder: Path) -> None:

@@ -1,6 +1,10 @@
 """The other side of ``make parity``, in an environment of its own: torch and transformers build and measure checkpoints.
 
     python reference.py build FOLDER      writes random small checkpoints of each model type, each with its logits
+    python reference.py answer FOLDER TEXT
+                                          prints what the adapter in ``adapter`` and the model in ``whole`` answer, as JSON
+    python reference.py chat FOLDER       writes for each tokenizer the tokens and the assistant's masks of
+                                          ``conversations.json``
     python reference.py measure FOLDER    writes the logits of each checkpoint in it, as transformers loads them, and of each
                                           adapter as peft does, and, where it has a tokenizer, that one's tokens of
                                           ``texts.json`` and ``facts``
@@ -14,6 +18,7 @@ import json
 import sys
 from pathlib import Path
 
+import jinja2
 import numpy as np
 import peft
 import torch
@@ -167,6 +172,37 @@ def measure(folder: Path) -> None:
             np.save(config.parent / "logits.npy", model.eval()(tokens).logits.numpy())
 
 
+def answer(folder: Path, text: str) -> None:
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder / "whole")
+    chat = [{"role": "system", "content": "count"}, {"role": "user", "content": text}]
+    asked = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=True, return_tensors="pt")
+    load = transformers.AutoModelForCausalLM.from_pretrained
+    base = json.loads((folder / "adapter/adapter_config.json").read_text())["base_model_name_or_path"]
+    adapted = peft.PeftModel.from_pretrained(load(base, dtype=torch.float32), folder / "adapter")
+    answers = []
+    for model in (adapted, load(folder / "whole", dtype=torch.float32)):
+        said = model.eval().generate(**asked, max_new_tokens=24, do_sample=False)[0, asked["input_ids"].shape[1] :]
+        answers.append(tokenizer.decode(said, skip_special_tokens=True))
+    print(json.dumps(answers))
+
+
+def chat(folder: Path) -> None:
+    rows = json.loads((folder / "conversations.json").read_text())
+    for template in sorted(folder.glob("*/chat_template.jinja")):
+        tokenizer = transformers.AutoTokenizer.from_pretrained(template.parent)
+        (template.parent / "chats.json").write_text(json.dumps([chatted(tokenizer, row) for row in rows]))
+
+
+def chatted(tokenizer: transformers.PreTrainedTokenizerBase, row: dict) -> list[list[int]] | None:
+    """A conversation's tokens, and which of them are the assistant's; None if the template refuses it."""
+    options = {"return_dict": True, "return_assistant_tokens_mask": True, "date_string": "26 Jul 2024"}
+    try:
+        found = tokenizer.apply_chat_template(row["messages"], tools=row.get("tools"), **options)
+    except jinja2.TemplateError:
+        return None
+    return [found["input_ids"], found["assistant_masks"]]
+
+
 def facts(model: transformers.PreTrainedModel, tokenizer: transformers.PreTrainedTokenizerBase) -> dict[str, object]:
     """What users of a checkpoint rely on besides its numbers."""
     chat = [{"role": "user", "content": "Hello"}]
@@ -184,4 +220,4 @@ def facts(model: transformers.PreTrainedModel, tokenizer: transformers.PreTraine
 if __name__ == "__main__":
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
-    {"build": build, "measure": measure}[sys.argv[1]](Path(sys.argv[2]))
+    {"build": build, "measure": measure, "chat": chat, "answer": answer}[sys.argv[1]](Path(sys.argv[2]), *sys.argv[3:])
