@@ -63,7 +63,8 @@ def test_an_answer_that_is_shortened_later_is_found_by_what_changes_with_it() ->
 
 def test_a_call_of_a_tool_that_is_rendered_in_another_way_later_is_an_answer() -> None:
     template = (
-        "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + ('hm ' if m.role == 'assistant' and loop.last else '') }}"
+        "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' }}"
+        "{{ 'hm ' if m.role == 'assistant' and loop.last else '' }}"
         "{{ (m.content or '') + (m.tool_calls | tojson if m.tool_calls else '') + '<|im_end|>\\n' }}{% endfor %}"
         "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
     )
