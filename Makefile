@@ -9,7 +9,7 @@ KERNELS := $(wildcard orchestrator/parameters/kernels/*.[ch] orchestrator/parame
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo test test-fast lint bench parity kubernetes-check torch-test soak wan-lab image-check compare dashboards \
-	reference pictures site lock clean
+	reference reproduce pictures site lock clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -121,6 +121,10 @@ dashboards: $(STAMP)  ## write Grafana's dashboards from their source
 	@$(BIN)/python -m dashboards.build
 
 reference: $(STAMP)  ## write the generated pages of docs/reference
+	@$(BIN)/python -m docs.generate
+
+reproduce: $(STAMP)  ## compute the published tables anew and write docs/reference/published.md
+	@$(BIN)/atoll reproduce --into docs/published --again
 	@$(BIN)/python -m docs.generate
 
 pictures: $(STAMP)  ## run the demo and make README's pictures: its page and its terminal

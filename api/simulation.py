@@ -1,28 +1,30 @@
-"""The output of `atoll simulate`: tapes, tables for people, and its presets.
+"""The output of `atoll simulate` and `atoll reproduce`: tapes, and tables and charts for people. Nothing is computed here.
 
-``PRESETS`` runs each preset and prepares its table, chart, notes and JSON. The rest computes nothing. A run writes one tape,
-sealed when the command ends, also after Ctrl-C. A specification with several systems is several runs, and every tape is
-named after its run: out.jsonl becomes out-decoupled.jsonl. Nothing is overwritten.
+A run of ``simulate`` writes one tape, sealed when the command ends, also after Ctrl-C. A specification with several systems
+is several runs, and every tape is named after its run: out.jsonl becomes out-decoupled.jsonl. Nothing is overwritten.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from api.terminal.listing import Listing
 from orchestrator.errors import ConfigurationError
-from orchestrator.system.plain import count, percent, seconds
+from orchestrator.system.plain import percent, seconds
 from orchestrator.tape.schema import FleetHeader, Header
 from orchestrator.tape.storage import TapeWriter
 
 if TYPE_CHECKING:
+    from orchestrator.report.simulated import Line
+    from orchestrator.simulation.published import Cell, Table
     from orchestrator.simulation.run import Simulated
 
 Row = Mapping[str, Any]
-Progress = Callable[..., None]
 
 
 class TapeFiles:
@@ -107,57 +109,6 @@ def label(row: Row) -> str:
     return str(row["system"]) if row["level"] == "fleet" else f"{row['system']} ({row['level']})"
 
 
-def goodput_table(rows: Sequence[Row]) -> Listing:
-    """Return a table with systems as rows and chips as columns; the last column is the uptime of the largest fleet."""
-    chips = sorted({row["chips"] for row in rows})
-    sizes = [count(size).replace(" ", "") for size in chips]
-    table = _table("goodput, %", *sizes, "uptime")
-    for system, learners in dict.fromkeys((row["system"], row["learners"]) for row in rows):
-        mine = {r["chips"]: r for r in rows if (r["system"], r["learners"]) == (system, learners)}
-        cells = [f"{100 * mine[c]['goodput']:.1f}±{196 * mine[c]['stderr']:.1f}" if c in mine else "–" for c in chips]
-        name = system.replace("-data-parallel", "") if learners == 1 else f"{system}, M = {learners}"
-        table.add_row(name, *cells, percent(mine[chips[-1]]["uptime"]) if chips[-1] in mine else "–")
-    return table
-
-
-def heterogeneous_table(rows: Sequence[Row]) -> Listing:
-    table = _table("setting", "goodput", "stepping", "islands/merge", "published")
-    for row in rows:
-        published = "–" if row["published"] is None else percent(row["published"])
-        figures = (
-            with_error(row["goodput"], row["stderr"]),
-            percent(row["stepping"]),
-            f"{row['contributors_mean']:.2f}",
-        )
-        table.add_row(row["setting"], *figures, published)
-    return table
-
-
-def scavenging_table(rows: Sequence[Row]) -> Listing:
-    """Return a table with systems as rows and extras as columns; published rows follow ours."""
-    extras = sorted({row["extra"] for row in rows})
-    table = _table("wall-clock, 1 = no extra", *(f"+{100 * extra:.0f} %" for extra in extras), "available")
-    for key in dict.fromkeys((row["system"], row["pattern"], row["all_reduce"]) for row in rows):
-        mine = {r["extra"]: r for r in rows if (r["system"], r["pattern"], r["all_reduce"]) == key}
-        system, pattern, law = key
-        name = system if law is None else f"  all-reduce {law}, c = {next(iter(mine.values()))['c']:.2f}"
-        table.add_row(name, *(f"{mine[x]['wall_clock']:.2f}" if x in mine else "–" for x in extras), pattern)
-    published = {(r["system"], r["extra"]): r["published"] for r in rows if r["published"] is not None}
-    for system in dict.fromkeys(system for system, _ in published):
-        cells = [f"{published[system, x]:.2f}" if (system, x) in published else "–" for x in extras]
-        table.add_row(f"{system}, published", *cells, "not stated", style="dim")
-    return table
-
-
-def bandwidth_table(rows: Sequence[Row]) -> Listing:
-    levels = list(rows[0]["needed_gbps"])
-    table = _table("Gbps each way", "mean", *(f"{100 * float(level):g} %" for level in levels))
-    for row in rows:
-        needed = [row["needed_gbps"][level] for level in levels]
-        table.add_row(row["system"], f"{row['mean_gbps']:.3g}", *("never" if n is None else f"{n:.3g}" for n in needed))
-    return table
-
-
 def _table(first: str, *headings: str) -> Listing:
     return Listing(first, *headings, right=headings, pad_edge=False)
 
@@ -185,160 +136,123 @@ def span(duration: float) -> str:
     return f"{duration:.3g} s"
 
 
-@dataclass(frozen=True, slots=True)
-class PresetResult:
-    """``plain`` is what --json prints, ``chart`` draws what --plot writes, and ``notes`` are printed below the table."""
-
-    plain: Any
-    table: Listing
-    chart: Callable[[], str]
-    notes: tuple[str, ...] = ()
-    partial: bool = field(default=False)
+# ── published tables ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def goodput_table_preset(seed: int, progress: Progress) -> PresetResult:
-    from orchestrator.report.simulated import goodput_curves
-    from orchestrator.simulation import goodput_table as preset
-
-    rows: list[dict[str, Any]] = []
-    total, partial = len(preset.SYSTEMS) * len(preset.CHIPS), False
-
-    def done(row: preset.Row) -> None:
-        rows.append(dict(row))
-        progress(len(rows) / total)
-
-    try:
-        rows = [dict(row) for row in preset.run(seed, progress=done)]
-    except KeyboardInterrupt:
-        partial = True
-    head = [f"Each chip is interrupted once a year on average and takes its slice out of service; seed {seed}."]
-    notes = ("Columns: total chips. ± is the 95 % interval. Uptime is that of the largest fleet.",)
-    table = goodput_table(rows)
-    return PresetResult(rows, table, lambda: goodput_curves(rows, _published(), head), notes, partial)
+FOOT = "A star marks what was fitted to the published figure or its row. Published figures are in brackets."
 
 
-def heterogeneous(seed: int, progress: Progress) -> PresetResult:
+def stored_cells(path: Path, seed: int) -> list[Cell]:
+    """Return the cells of a table that was stored with this seed, or none."""
+    from orchestrator.simulation.published import cells_of
+
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        document = json.loads(path.read_text(encoding="utf-8"))
+        if document["seed"] == seed:
+            return cells_of(document)
+    return []
+
+
+def published_table(table: Table, cells: Sequence[Cell]) -> Listing:
+    """Return rows and columns as published: ours, a star if it was fitted, and the published figure in brackets."""
+    columns = columns_of(cells)
+    listing = _table(table.unit, *columns)
+    for row in dict.fromkeys(cell.row for cell in cells):
+        mine = {cell.column: cell for cell in cells if cell.row == row}
+        listing.add_row(row, *(cell_words(table, mine[column]) if column in mine else "" for column in columns))
+    return listing
+
+
+def columns_of(cells: Sequence[Cell]) -> tuple[str, ...]:
+    """Return the columns by their places, and those without one last."""
+    placed = sorted(cells, key=lambda cell: inf if cell.at is None else cell.at)
+    return tuple(dict.fromkeys(cell.column for cell in placed))
+
+
+def cell_words(table: Table, cell: Cell) -> str:
+    ours, published = _figure(table.unit, cell.ours), _figure(table.unit, cell.published)
+    star = "*" if cell.is_fitted and cell.ours is not None else ""
+    return f"{ours}{star}" if cell.published is None else f"{ours}{star} ({published})"
+
+
+def _figure(unit: str, value: float | None) -> str:
+    if value is None:
+        return "–"
+    return f"{100 * value:.1f}" if unit == "%" else f"{value:.3g}"
+
+
+def published_chart(table: Table, cells: Sequence[Cell]) -> str:
+    """Draw our figures as curves or bars, and the published ones as marks."""
+    return {"goodput": _goodput, "heterogeneous": _heterogeneous, "scavenging": _scavenging, "bandwidth": _bandwidth}[
+        table.name
+    ](table, cells)
+
+
+def _goodput(table: Table, cells: Sequence[Cell]) -> str:
+    from orchestrator.report.simulated import GOODPUT_SHADES, RATIO, Axis, lines_chart
+
+    lines = _lines(cells, dict(zip(dict.fromkeys(cell.row for cell in cells), GOODPUT_SHADES, strict=True)))
+    chips = sorted({cell.at for cell in cells if cell.at is not None})
+    names = {cell.at: cell.column for cell in cells}
+    across = Axis("chips, all learners together", lambda x: names[x], chips[0] / 1.15, chips[-1] * 1.15, True, chips)
+    return lines_chart(lines, across, RATIO, table.title, table.notes)
+
+
+def _heterogeneous(table: Table, cells: Sequence[Cell]) -> str:
     from orchestrator.report.simulated import systems_chart
-    from orchestrator.simulation import goodput_table as preset
+    from orchestrator.simulation.published import MERGED, STEPPING
 
-    rows, partial = _as_far_as_it_goes(preset.rows(seed), len(preset.SETTINGS), progress)
-    head = ["Eight learners, half of them 18 % slower, each class spread over ±10 %. Goodput is merged tokens over the"]
-    head.append("tokens that they would train at full speed. The rest was not trained, or trained and overwritten.")
-
-    def chart() -> str:
-        bars = [
-            {
-                "label": row["setting"],
-                "goodput": min(1.0, row["goodput"]),
-                "stderr": row["stderr"],
-                "badput": {
-                    "waiting for the slowest": max(0.0, 1.0 - row["stepping"]),
-                    "trained, not merged": max(0.0, row["stepping"] - row["goodput"]),
-                },
-            }
-            for row in rows
-        ]
-        return systems_chart(bars, "Learners of two speeds: what a quorum costs", head)
-
-    notes = (
-        "goodput counts merged tokens, stepping all trained tokens, both relative to the same learners at full speed.",
-        "The published 100 % of K = 1 is stepping. Counting merged tokens, only adoption rebase reaches 100 %.",
-    )
-    return PresetResult(rows, heterogeneous_table(rows), chart, notes, partial)
+    by_row: dict[str, dict[str, Cell]] = {}
+    for cell in cells:
+        by_row.setdefault(cell.row, {})[cell.column] = cell
+    bars = []
+    for row, columns in by_row.items():
+        merged, stepping = columns[MERGED].ours or 0.0, columns[STEPPING].ours or 0.0
+        lost = {
+            "waiting for the slowest": max(0.0, 1.0 - stepping),
+            "trained, not merged": max(0.0, stepping - merged),
+        }
+        bars.append({"label": row, "goodput": min(1.0, merged), "stderr": columns[MERGED].stderr, "badput": lost})
+    return systems_chart(bars, table.title, [table.notes[0]])
 
 
-def scavenging(seed: int, progress: Progress) -> PresetResult:
-    from orchestrator.report.simulated import SYSTEMS, Axis, Line, lines_chart
-    from orchestrator.simulation import scavenging as preset
+def _scavenging(table: Table, cells: Sequence[Cell]) -> str:
+    from orchestrator.report.simulated import GOOD, SYSTEMS, Axis, lines_chart
 
-    rows, partial = _as_far_as_it_goes(preset.rows(seed), preset.COUNT, progress)
-    head = [
-        "Wall-clock time to a fixed number of tokens if extra compute arrives at half time and stays; 1 is without extra.",
-        "Dashed: elastic if an all-reduce between sites costs c, or c·p(1−p), of a step (p: share of the extra compute).",
-    ]
-
-    def chart() -> str:
-        lines = []
-        for key in dict.fromkeys((r["system"], r["all_reduce"]) for r in rows if r["pattern"] == preset.HALFWAY):
-            mine = [r for r in rows if (r["system"], r["all_reduce"]) == key and r["pattern"] == preset.HALFWAY]
-            marks = [(r["extra"], r["published"]) for r in mine] if key[1] is None else []
-            dashes = {None: "", preset.CONSTANT: "7 5"}.get(key[1], "2 5")
-            name = "elastic" if key[0] != "decoupled" else "decoupled"
-            points = [(r["extra"], r["wall_clock"]) for r in mine]
-            lines.append(Line(name if key[1] is None else f"+ {key[1]}", SYSTEMS[key[0]], points, marks, dashes))
-        ticks = tuple(preset.EXTRAS)
-        across = Axis("extra compute", lambda x: f"+{100 * x:.0f} %", 0.22, 3.0, logarithmic=True, ticks=ticks)
-        up = Axis("wall-clock time", lambda y: f"{y:.1f}", 0.5, 1.2, ticks=(0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2))
-        return lines_chart(lines, across, up, "Wall-clock time with scavenged compute", head)
-
-    notes = (
-        "The paper does not say when its extra compute is available. orchestrator/simulation/scavenging.py discusses why "
-        "the simulated elastic system differs from the published one.",
-    )
-    return PresetResult(rows, scavenging_table(rows), chart, notes, partial)
+    drawn = [cell for cell in cells if cell.ours is not None]
+    elastic = SYSTEMS["elastic-data-parallel"]
+    colours = {row: GOOD if row.startswith("decoupled") else elastic for row in dict.fromkeys(c.row for c in drawn)}
+    ticks = sorted({cell.at for cell in drawn if cell.at is not None})
+    across = Axis("extra compute", lambda x: f"+{100 * x:.0f} %", 0.22, 3.0, logarithmic=True, ticks=ticks)
+    up = Axis("wall-clock time", lambda y: f"{y:.1f}", 0.3, 1.2, ticks=[n / 10 for n in range(3, 13)])
+    return lines_chart(_lines(drawn, colours), across, up, table.title, table.notes[:1])
 
 
-def bandwidth(seed: int, progress: Progress) -> PresetResult:
-    from orchestrator.report.simulated import SYSTEMS, Axis, Line, lines_chart
-    from orchestrator.simulation import bandwidth as preset
+def _bandwidth(table: Table, cells: Sequence[Cell]) -> str:
+    from orchestrator.report.simulated import GOOD, SHADES, SYSTEMS, Axis, Line, lines_chart
 
-    del seed  # nothing is random
-    traffic = preset.Traffic()
-    rows, ratios = preset.table(traffic), preset.ratios(traffic)
-    progress(1.0)
-    what = (
-        f"{traffic.parameters / 1e9:g}B parameters, {traffic.step_s:g} s per step, {traffic.learners} datacentres; "
-        f"P = {traffic.fragments}, H = {traffic.interval_steps}, τ = {traffic.overlap_steps:g}; decoupled sends "
-        f"{traffic.wire_bits:g} bits per parameter"
-    )
-
-    def chart() -> str:
-        names_at = {"data-parallel": 0.4, "diloco": 0.55, "streaming-diloco": 0.55, "decoupled": None}
-        marks = {"data-parallel": [(198.0, ratios["utilisation"])], "decoupled": [(0.84, 1.0)]}
-        lines = []
-        for system in preset.SYSTEMS:
-            points, height = preset.curve(system, traffic, 0.1, 1000.0), names_at[system]
-            named = (0.1, 0.965) if height is None else next(one for one in points if one[1] >= height)
-            lines.append(Line(system, SYSTEMS[system], points, marks.get(system, ()), name_at=named))
-        across = Axis("Gbps per datacentre, each way", lambda x: f"{x:g}", 0.1, 1000.0, logarithmic=True)
-        up = Axis("compute utilisation", lambda y: f"{100 * y:.0f} %", 0.0, 1.0, ticks=(0.0, 0.2, 0.4, 0.6, 0.8, 1.0))
-        return lines_chart(lines, across, up, "Compute utilisation against bandwidth", [what])
-
-    notes = (
-        what,
-        f"data-parallel : decoupled = {ratios['data_parallel_gbps']:.0f} : {ratios['decoupled_gbps']:.2f} Gbps = "
-        f"{ratios['ratio']:.0f} at {100 * ratios['utilisation']:.0f} % utilisation (published 198 : 0.84 = 236), "
-        f"{ratios['ratio_without_4_bit']:.0f} without 4-bit (published about 61)",
-    )
-    plain: Mapping[str, Any] = {"rows": rows, "ratios": ratios, "published": preset.PUBLISHED}
-    return PresetResult(plain, bandwidth_table(rows), chart, notes)
+    model = "10B, "
+    colours = {**SYSTEMS, "overlapped": GOOD, "overlapped, 4 bits": SHADES[2]}
+    lines = []
+    for row in dict.fromkeys(cell.row for cell in cells if cell.row.startswith(model)):
+        mine = [cell for cell in cells if cell.row == row and cell.at is not None]
+        ours = [(cell.ours, cell.at) for cell in mine if cell.ours is not None and cell.at is not None]
+        theirs = [(cell.published, cell.at) for cell in mine if cell.published is not None and cell.at is not None]
+        name = row.removeprefix(model)
+        lines.append(Line(name, colours[name], ours, theirs))
+    across = Axis("Gbps per datacentre, each way", lambda x: f"{x:g}", 0.1, 1000.0, logarithmic=True)
+    up = Axis("compute utilisation", lambda y: f"{100 * y:.0f} %", 0.4, 1.0, ticks=(0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0))
+    return lines_chart(lines, across, up, f"{table.title}: 10B parameters", [table.notes[0].split(". ")[0] + "."])
 
 
-PRESETS: Mapping[str, Callable[[int, Progress], PresetResult]] = {
-    "goodput-table": goodput_table_preset,
-    "heterogeneous": heterogeneous,
-    "scavenging": scavenging,
-    "bandwidth": bandwidth,
-}
+def _lines(cells: Sequence[Cell], colours: Mapping[str, str]) -> list[Line]:
+    """Return a curve of our figures for each row, with the published ones as marks. Cells without a place are left out."""
+    from orchestrator.report.simulated import Line
 
-
-def _published() -> list[dict[str, Any]]:
-    """Return the paper's cells, for the chart."""
-    from orchestrator.simulation import calibration
-
-    rows = [("data-parallel", 1, calibration.NO_ELASTICITY), ("elastic-data-parallel", 1, calibration.ELASTIC)]
-    learners, chips, goodput = calibration.PREDICTED
-    rows.append(("decoupled", learners, {chips: goodput}))
-    return [{"system": s, "learners": m, "chips": c, "goodput": g} for s, m, row in rows for c, g in row.items()]
-
-
-def _as_far_as_it_goes(rows: Any, total: int, progress: Progress) -> tuple[list[dict[str, Any]], bool]:
-    """Return the rows of a generator, and whether Ctrl-C interrupted it."""
-    done: list[dict[str, Any]] = []
-    try:
-        for row in rows:
-            done.append(row)
-            progress(min(1.0, len(done) / total))
-    except KeyboardInterrupt:
-        return done, True
-    return done, False
+    lines = []
+    for row, colour in colours.items():
+        placed = [(cell, cell.at) for cell in cells if cell.row == row and cell.at is not None]
+        ours = [(at, cell.ours) for cell, at in placed if cell.ours is not None]
+        theirs = [(at, cell.published) for cell, at in placed if cell.published is not None]
+        lines.append(Line(row, colour, ours, theirs))
+    return lines

@@ -6,6 +6,7 @@
     docs/reference/rest.md                 every operation of the service, from its OpenAPI document
     docs/reference/metrics.md              every metric, from its catalogue
     docs/reference/kubernetes.md           every value of an installation on Kubernetes, and their JSON schema
+    docs/reference/published.md            published tables beside ours, from docs/published (``make reproduce``)
     run-dir.md, tape.md, wire.md, data-index.md    the facts of formats, within prose written by hand
 
 ``rendered`` returns the pages, and a test compares them with the committed ones. Only headings and introductions are
@@ -32,12 +33,14 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from api.cli import app
+from api.simulation import cell_words, columns_of
 from docs import generate_formats, generate_service
 from docs.markdown import MADE, paragraphs, prose
 from orchestrator.core import vocabulary
 from orchestrator.core.effects import Effect
 from orchestrator.core.events import Event, IslandReported
 from orchestrator.kubernetes import manifests, values
+from orchestrator.simulation import published
 from orchestrator.specification import bounds, config
 from orchestrator.tape.codec import REPORTED
 
@@ -60,6 +63,7 @@ def rendered() -> dict[Path, str]:
         "rest.md": generate_service.rest_page(),
         "metrics.md": generate_service.metrics_page(),
         "kubernetes.md": kubernetes_page(),
+        "published.md": published_page(),
     }
     made = {FOLDER / name: "\n".join(lines).rstrip() + "\n" for name, lines in pages.items()}
     made[SCHEMA] = json.dumps(manifests.schema(), indent=2) + "\n"
@@ -358,6 +362,38 @@ def own_doc(kind: type[Any]) -> str:
     """Return the class's docstring, unless dataclasses or enumerations generated it."""
     doc = inspect.cleandoc(kind.__doc__ or "") if "__doc__" in vars(kind) else ""
     return "" if doc.startswith(f"{kind.__name__}(") else doc
+
+
+# ── published tables ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def published_page() -> Iterator[str]:
+    yield "# Published tables, and ours"
+    yield ""
+    yield MADE.format("docs/published")
+    yield ""
+    yield from prose(
+        "`atoll reproduce` computes these tables anew, and `make reproduce` also writes this page. Each cell has our figure "
+        "and the published one in brackets. A star marks ours where the published figure, or its row, chose a parameter of "
+        "ours; all others are predicted. Cells of arXiv:2604.21428 were read in summaries of the paper. Pictures are in "
+        "`docs/published`."
+    )
+    for table in published.TABLES.values():
+        document = json.loads((FOLDER.parent / "published" / f"{table.name}.json").read_text())
+        cells = published.cells_of(document)
+        columns = columns_of(cells)
+        yield ""
+        yield f"## {document['table']}"
+        yield ""
+        yield from prose(f"{document['title']}, in {document['unit']}. {document['source']}.")
+        yield ""
+        yield f"| | {' | '.join(columns)} |"
+        yield f"|{'---|' * (len(columns) + 1)}"
+        for row in dict.fromkeys(cell.row for cell in cells):
+            mine = {cell.column: cell_words(table, cell) for cell in cells if cell.row == row}
+            yield f"| {row} | {' | '.join(mine.get(column, '') for column in columns)} |"
+        yield ""
+        yield from prose(". ".join(text.rstrip(".") for text in (document["agreement"], *document["notes"])) + ".")
 
 
 if __name__ == "__main__":

@@ -1,46 +1,50 @@
-"""`atoll simulate`: simulates a fleet in virtual time, from a specification or a preset. Needs no service.
+"""`atoll simulate` and `atoll reproduce`: a fleet in virtual time, and published tables anew. They need no service.
 
 This module handles the options, shows progress on stderr and prints, writes and draws the results.
-``orchestrator.simulation`` does the simulating. Ctrl-C prints what was simulated until then and exits with code 130.
+``orchestrator.simulation`` computes them. Ctrl-C prints what was simulated until then and exits with code 130.
 """
 
 from __future__ import annotations
 
+import json
+import math
 import signal
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from api.commands.common import INTERRUPTED, SEED_MAX, JsonOption, console, echo, print_json, say
 from orchestrator.errors import ConfigurationError
+from orchestrator.system.disk import LocalDisk
 
-
-class Preset(StrEnum):
-    GOODPUT_TABLE = "goodput-table"
-    HETEROGENEOUS = "heterogeneous"
-    SCAVENGING = "scavenging"
-    BANDWIDTH = "bandwidth"
+if TYPE_CHECKING:
+    from orchestrator.simulation.published import Cell, Table
 
 
 SpecArgument = Annotated[
-    Path | None,
-    typer.Argument(metavar="[SPEC]", help="A fleet or a fitted world, such as deploy/configs/simulate.yaml."),
+    Path, typer.Argument(metavar="SPEC", help="A fleet or a fitted world, such as deploy/configs/simulate.yaml.")
 ]
-PresetOption = Annotated[Preset | None, typer.Option("--preset", help="Reproduce a published result, instead of SPEC.")]
 SeedOption = Annotated[
-    int | None,
-    typer.Option("--seed", min=0, max=SEED_MAX, help="Seed. Default: the specification's, or 0 for a preset."),
+    int | None, typer.Option("--seed", min=0, max=SEED_MAX, help="Seed. Default: the specification's.")
 ]
 TapeOption = Annotated[Path | None, typer.Option("--tape", help="Write the run to a new tape.", metavar="OUT")]
 PlotOption = Annotated[Path | None, typer.Option("--plot", help="Draw the result.", metavar="OUT.svg")]
+TablesArgument = Annotated[
+    list[str] | None, typer.Argument(metavar="[TABLE]...", help="Tables to compute. Default: all.", show_default=False)
+]
+IntoOption = Annotated[
+    Path,
+    typer.Option("--into", metavar="DIR", help="Folder for TABLE.json and TABLE.svg; it is made if it is missing."),
+]
+TableSeedOption = Annotated[int, typer.Option("--seed", min=0, max=SEED_MAX, help="Seed of what is random.")]
+AgainOption = Annotated[bool, typer.Option("--again", help="Compute tables that the folder already has, too.")]
 
 
 def simulate(
-    file: SpecArgument = None,
-    preset: PresetOption = None,
+    file: SpecArgument,
     seed: SeedOption = None,
     tape: TapeOption = None,
     plot: PlotOption = None,
@@ -50,20 +54,11 @@ def simulate(
 
     Ctrl-C prints the results so far, marked as partial.
     """
-    if (file is None) == (preset is None):
-        raise ConfigurationError(detail="Give either a specification or a --preset.")
-    if preset is not None and tape is not None:
-        raise ConfigurationError(
-            detail="A preset consists of many runs, so it has no single tape. Use --tape with a SPEC."
-        )
     if plot is not None and not plot.absolute().parent.is_dir():
         raise ConfigurationError(
             detail=f"{plot} cannot be written: the folder {plot.absolute().parent} does not exist."
         )
-    if preset is not None:
-        _run_preset(preset, seed or 0, plot, as_json)
-    elif file is not None:
-        _run_spec(file, seed, tape, plot, as_json)
+    _run_spec(file, seed, tape, plot, as_json)
 
 
 def _run_spec(file: Path, seed: int | None, tape: Path | None, plot: Path | None, as_json: bool) -> None:
@@ -96,25 +91,65 @@ def _run_spec(file: Path, seed: int | None, tape: Path | None, plot: Path | None
         raise typer.Exit(INTERRUPTED)
 
 
-def _run_preset(preset: Preset, seed: int, plot: Path | None, as_json: bool) -> None:
-    from api.simulation import PRESETS
+def reproduce(
+    tables: TablesArgument = None,
+    into: IntoOption = Path("reproduced"),
+    seed: TableSeedOption = 0,
+    again: AgainOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Compute published tables anew: goodput, heterogeneous, scavenging, bandwidth. Ours stand beside the published cells.
 
-    with Progress(preset.value) as progress:
-        result = PRESETS[preset.value](seed, progress.show)
-    if result.partial and not result.plain:
-        say("interrupted before the first row was complete")
-        raise typer.Exit(INTERRUPTED)
-    if plot is not None:
-        _draw(plot, result.chart())
-    if as_json:
-        print_json(result.plain)
-    else:
-        console().print(result.table)
-        for note in result.notes:
-            echo(note)
-    if result.partial:
-        say("interrupted: these rows were complete")
-        raise typer.Exit(INTERRUPTED)
+    Each table is stored when it is complete, as JSON and as a picture. After Ctrl-C, the same command computes the rest.
+    """
+    from api.simulation import FOOT, published_table
+    from orchestrator.simulation.published import TABLES
+
+    unknown = sorted({*(tables or ())} - {*TABLES})
+    if unknown:
+        raise ConfigurationError(detail=f"There is no table {unknown[0]!r}. Tables: {', '.join(TABLES)}.")
+    wanted = [table for name, table in TABLES.items() if not tables or name in tables]
+    results: list[dict[str, Any]] = []
+    try:
+        into.mkdir(parents=True, exist_ok=True)
+        for table, cells in _reproduced(wanted, into, seed, again):
+            results.append(table.plain(cells, seed))
+            if as_json:
+                continue
+            echo(f"{table.title}. {table.source}")
+            console().print(published_table(table, cells))
+            for note in (table.agreement(cells), *table.notes, FOOT, f"{into / table.name}.json and .svg", ""):
+                echo(note)
+    except OSError as error:
+        raise ConfigurationError(detail=f"--into {into}: {error.strerror}. Name another folder.") from None
+    except KeyboardInterrupt:
+        say(f"interrupted: {len(results)} of {len(wanted)} tables are complete; the same command computes the rest")
+        raise typer.Exit(INTERRUPTED) from None
+    finally:
+        if as_json:
+            print_json(results)
+
+
+def _reproduced(wanted: Sequence[Table], into: Path, seed: int, again: bool) -> Iterator[tuple[Table, list[Cell]]]:
+    """Yield each table with its cells: those in the folder, or computed and stored there. Says first what it will cost."""
+    from api.simulation import published_chart, stored_cells
+
+    stored = {} if again else {table.name: stored_cells(into / f"{table.name}.json", seed) for table in wanted}
+    left = [table for table in wanted if not stored.get(table.name)]
+    if left:
+        seconds = sum(table.seconds for table in left)
+        say(f"{len(left)} of {len(wanted)} tables to compute, about {math.ceil(seconds)} s of one processor")
+    for table in wanted:
+        cells = stored.get(table.name) or []
+        if not cells:
+            with Progress(table.name) as progress:
+                for cell in table.cells(seed):
+                    cells.append(cell)
+                    progress.show(min(1.0, len(cells) / table.count))
+            (into / f"{table.name}.svg").write_text(published_chart(table, cells), encoding="utf-8")
+            text = json.dumps(table.plain(cells, seed), indent=1, ensure_ascii=False) + "\n"
+            LocalDisk().replace(into / f"{table.name}.json", text.encode())
+        yield table, cells
 
 
 def _draw(path: Path, drawing: str) -> None:
@@ -163,3 +198,4 @@ class Progress:
 
 def register(app: typer.Typer) -> None:
     app.command(rich_help_panel="Science")(simulate)
+    app.command(rich_help_panel="Science")(reproduce)

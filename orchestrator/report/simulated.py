@@ -1,8 +1,7 @@
 """The charts that ``atoll simulate --plot`` writes: plain data in, one stand-alone SVG file out.
 
     systems_chart      goodput by system, with badput by cause stacked behind it
-    goodput_curves     goodput against chips, one curve for each system, the paper's points as marks
-    lines_chart        any other curves: bandwidth against utilisation, wall-clock time against extra compute
+    lines_chart        curves, with published points as marks: goodput against chips, utilisation against bandwidth
 
 Nothing is computed here: a chart shows the figures of the printed table. Unlike the charts of a report, which take the
 colours of their page, these files are opened by any SVG viewer, so title, legend and colours are all inside.
@@ -16,7 +15,7 @@ from html import escape
 from typing import Any
 
 from orchestrator.report.page import LogScale, Scale, element
-from orchestrator.system.plain import count, percent
+from orchestrator.system.plain import percent
 
 WIDTH = 760.0
 INK, SOFT, RULE, FAINT, PAPER = "#14242b", "#566a73", "#c3ced3", "#e6ecee", "#ffffff"
@@ -35,7 +34,8 @@ SYSTEMS = {
 }
 SHADES = {2: "#74c4ba", 4: "#3fa498", 8: "#0f8b7f", 16: "#0a4f49"}
 """Colours of ``decoupled`` by number of learners, for charts that show several."""
-SPARE = "#566a73"
+GOODPUT_SHADES = (SYSTEMS["data-parallel"], SYSTEMS["elastic-data-parallel"], *SHADES.values())
+"""Colours of the rows of the published goodput table, in its order."""
 LEFT, RIGHT = 64.0, WIDTH - 150.0
 
 
@@ -102,23 +102,6 @@ def systems_chart(rows: Sequence[Mapping[str, Any]], title: str, subtitle: Seque
     return svg_file(bottom + 34, title, subtitle, *parts)
 
 
-def goodput_curves(
-    rows: Sequence[Mapping[str, Any]], published: Sequence[Mapping[str, Any]], subtitle: Sequence[str] = ()
-) -> str:
-    """Draw the rows of the preset goodput-table. ``published`` rows have system, learners, chips and goodput."""
-    lines = []
-    for system, learners in dict.fromkeys((row["system"], row["learners"]) for row in rows):
-        mine = [r for r in rows if (r["system"], r["learners"]) == (system, learners)]
-        theirs = [p for p in published if (p["system"], p["learners"]) == (system, learners)]
-        name = {"data-parallel": "no elasticity", "elastic-data-parallel": "elastic"}.get(system, f"M = {learners}")
-        colour = SHADES.get(learners, GOOD) if system == "decoupled" else SYSTEMS.get(system, SPARE)
-        points = [(r["chips"], r["goodput"]) for r in mine]
-        lines.append(Line(name, colour, points, [(p["chips"], p["goodput"]) for p in theirs]))
-    chips = sorted({float(row["chips"]) for row in rows}) or [1.0, 2.0]
-    across = Axis("chips, all learners together", _chips, chips[0] / 1.15, chips[-1] * 1.15, True, chips)
-    return lines_chart(lines, across, _RATIO, "Goodput against fleet size", subtitle)
-
-
 def lines_chart(lines: Sequence[Line], across: Axis, up: Axis, title: str, subtitle: Sequence[str] = ()) -> str:
     """Draw curves with their names at their right ends, moved apart where they would overlap."""
     top = top_of(subtitle) + 14
@@ -154,7 +137,7 @@ def lines_chart(lines: Sequence[Line], across: Axis, up: Axis, title: str, subti
             parts.append(stroke(end + 5, ends[n], RIGHT + 14, at, lines[n].colour, 0.8))
         parts.append(words(RIGHT + 18, at + 4, lines[n].name, size=13, colour=lines[n].colour, weight=600))
     if any(line.published for line in lines):
-        key, _ = legend(LEFT, bottom + 42, [(SOFT, "published, arXiv:2604.21428")], diamonds=1)
+        key, _ = legend(LEFT, bottom + 42, [(SOFT, "published")], diamonds=1)
         parts.append(key)
     return svg_file(bottom + 60, title, subtitle, *parts)
 
@@ -189,15 +172,11 @@ def _with_error(goodput: float, stderr: float | None) -> str:
     return percent(goodput) if not stderr else f"{100 * goodput:.1f} ± {196 * stderr:.1f} %"
 
 
-def _chips(value: float) -> str:
-    return count(value).replace(" ", "")
-
-
 def _whole_percent(value: float) -> str:
     return f"{100 * value:.0f} %"
 
 
-_RATIO = Axis("goodput", _whole_percent, 0.0, 1.0, ticks=(0.0, 0.2, 0.4, 0.6, 0.8, 1.0))
+RATIO = Axis("goodput", _whole_percent, 0.0, 1.0, ticks=(0.0, 0.2, 0.4, 0.6, 0.8, 1.0))
 
 
 # ── drawing ───────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -2,7 +2,7 @@
 
 This file has the published cells, the candidate models, and their least-squares fits, in percentage points, by the closed
 forms of ``oracles`` (the simulator agrees with them within 0.5 pp, and is noisier). It reproduces ``fleet.RESTART_S`` and
-``fleet.STALL_S``. The M = 8 cell is not used for fitting: it is predicted afterwards.
+``fleet.STALL_S``. The 20 cells of two and more learners are not used for fitting: they are predicted afterwards.
 
 Two parameters are fitted: R on the row without elasticity, and one stall S = D = U on the elastic row. The product of a
 slice's size and the time that it is away is assumed (``fleet.RETURN_S``, ``fleet.CHIPS_PER_SLICE``): return times between
@@ -27,8 +27,15 @@ MTBI_CHIP: Duration = UNITS["y"]
 NO_ELASTICITY: Mapping[int, float] = {150_000: 0.72, 300_000: 0.57, 600_000: 0.38, 1_200_000: 0.27, 2_400_000: 0.18}
 ELASTIC: Mapping[int, float] = {150_000: 0.88, 300_000: 0.80, 600_000: 0.69, 1_200_000: 0.58, 2_400_000: 0.40}
 """Published goodput of one job by number of chips: the cells that are fitted."""
-PREDICTED = (8, 1_200_000, 0.88)
-"""Learners, chips and published goodput of the cell that is only predicted."""
+DECOUPLED: Mapping[int, Mapping[int, float]] = {
+    2: {150_000: 0.94, 300_000: 0.88, 600_000: 0.80, 1_200_000: 0.70, 2_400_000: 0.54},
+    4: {150_000: 0.96, 300_000: 0.93, 600_000: 0.89, 1_200_000: 0.82, 2_400_000: 0.73},
+    8: {150_000: 0.98, 300_000: 0.96, 600_000: 0.94, 1_200_000: 0.88, 2_400_000: 0.80},
+    16: {150_000: 0.99, 300_000: 0.98, 600_000: 0.96, 1_200_000: 0.93, 2_400_000: 0.86},
+}
+"""Published goodput of M learners by number of chips: the cells that are only predicted."""
+PREDICTED = (8, 1_200_000, DECOUPLED[8][1_200_000])
+"""Learners, chips and published goodput of the predicted cell that ``report`` shows for each candidate."""
 
 
 @dataclass(frozen=True, slots=True)

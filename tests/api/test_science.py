@@ -117,11 +117,10 @@ def test_a_bad_specification_gets_every_problem_and_starts_nothing(tmp_path: Pat
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["simulate"], "either a specification"),
-        (["simulate", "deploy/configs/simulate.yaml", "--preset", "bandwidth"], "either a specification"),
-        (["simulate", "--preset", "bandwidth", "--tape", "out.jsonl"], "no single tape"),
-        (["simulate", "--preset", "bandwidth", "--plot", "no/such/folder/out.svg"], "does not exist"),
-        (["simulate", "--preset", "everything"], "'everything'"),
+        (["simulate"], "SPEC"),
+        (["simulate", "deploy/configs/simulate.yaml", "--plot", "no/such/folder/out.svg"], "does not exist"),
+        (["reproduce", "everything"], "There is no table 'everything'. Tables: goodput"),
+        (["reproduce", "bandwidth", "--into", "pyproject.toml"], "--into pyproject.toml"),
         (["simulate", "no-such-file.yaml"], "cannot be read"),
     ],
 )
@@ -153,13 +152,23 @@ def test_ctrl_c_prints_what_was_simulated_and_seals_the_tape(tmp_path: Path) -> 
     assert 0.0 < result["systems"][0]["goodput"] < 1.0
 
 
-@pytest.mark.parametrize("preset", ["bandwidth", "scavenging"])
-def test_a_preset_is_a_table_a_picture_and_plain_data(tmp_path: Path, preset: str) -> None:
-    said = atoll("simulate", "--preset", preset, "--plot", tmp_path / "out.svg")
-    assert "decoupled" in said
-    assert "published" in said
-    assert len(list(ElementTree.parse(tmp_path / "out.svg").iter())) > 30
-    assert json.loads(atoll("simulate", "--preset", preset, "--json"))
+def test_a_reproduced_table_is_printed_drawn_stored_and_not_computed_twice(tmp_path: Path) -> None:
+    into = tmp_path / "made" / "here"
+    said = atoll("reproduce", "bandwidth", "scavenging", "--into", into)
+    assert "decoupled, from half on" in said
+    assert "72 of 75 cells" in said
+    assert len(list(ElementTree.parse(into / "scavenging.svg").iter())) > 30
+    stored = into / "scavenging.json"
+    document = json.loads(stored.read_text())
+    document["cells"][0]["ours"] = 0.123
+    stored.write_text(json.dumps(document))
+    again = json.loads(atoll("reproduce", "scavenging", "--into", into, "--json"))
+    assert again[0]["cells"][0]["ours"] == 0.123, "what the folder has is not computed again"
+    stored.write_text("half a do")
+    anew = json.loads(atoll("reproduce", "scavenging", "--into", into, "--json"))
+    assert anew[0]["cells"][0]["ours"] == pytest.approx(0.9, abs=0.01)
+    other = json.loads(atoll("reproduce", "scavenging", "--into", into, "--seed", "1", "--json"))
+    assert other[0]["seed"] == 1
 
 
 def test_a_world_fitted_to_a_tape_is_simulated_again(tmp_path: Path, tape: Path) -> None:

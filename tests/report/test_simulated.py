@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 import pytest
 
 from orchestrator.report.page import LogScale
-from orchestrator.report.simulated import Axis, Line, goodput_curves, lines_chart, svg_file, systems_chart
+from orchestrator.report.simulated import Axis, Line, lines_chart, svg_file, systems_chart
 
 SVG = "{http://www.w3.org/2000/svg}"
 ROWS = [
@@ -21,12 +21,11 @@ ROWS = [
         "badput": {"stalled: shrinking": 0.1, "slice away": 0.015},
     },
 ]
-CELLS = [
-    {"system": system, "learners": learners, "chips": chips, "goodput": goodput - chips / 1e7}
-    for system, learners, goodput in (("data-parallel", 1, 0.7), ("decoupled", 2, 0.9), ("decoupled", 16, 0.95))
-    for chips in (150_000, 600_000, 2_400_000)
+ACROSS, UP = Axis("x", lambda x: f"{x:g}", 0.1, 100.0, logarithmic=True), Axis("y", str, 0.0, 1.0)
+LINES = [
+    Line("a", "#111111", [(0.1, 0.2), (100.0, 0.5)], [(1.0, 0.375)]),
+    Line("b", "#222222", [(0.1, 0.3), (100.0, 0.5)]),
 ]
-PUBLISHED = [{"system": "data-parallel", "learners": 1, "chips": 600_000, "goodput": 0.38}]
 
 
 def _tree(svg):
@@ -38,17 +37,13 @@ def _said(svg):
 
 
 def _pictures():
-    across = Axis("x", str, 0.1, 100.0, logarithmic=True)
-    up = Axis("y", str, 0.0, 1.0)
-    lines = [Line("a", "#111111", [(0.1, 0.2), (100.0, 0.5)]), Line("b", "#222222", [(0.1, 0.3), (100.0, 0.5)])]
     return {
         "systems": systems_chart(ROWS, "A title", ["one", "two"]),
-        "curves": goodput_curves(CELLS, PUBLISHED),
-        "lines": lines_chart(lines, across, up, "Lines"),
+        "lines": lines_chart(LINES, ACROSS, UP, "Lines"),
     }
 
 
-@pytest.mark.parametrize("name", ["systems", "curves", "lines"])
+@pytest.mark.parametrize("name", ["systems", "lines"])
 def test_a_picture_stands_alone(name):
     svg = _pictures()[name]
     assert not re.search(r"var\(|url\(|<script|class=|href=", svg), "nothing depends on a page"
@@ -88,13 +83,12 @@ def test_goodput_is_said_with_its_95_percent_interval():
 
 
 def test_published_points_are_marks_and_ours_are_dots():
-    tree = _tree(goodput_curves(CELLS, PUBLISHED))
+    tree = _tree(lines_chart(LINES, ACROSS, UP, "Lines"))
     titles = [element.find(f"{SVG}title").text for element in tree.iter() if element.find(f"{SVG}title") is not None]
-    assert "no elasticity, published: 38 % at 600k" in titles
-    assert len(list(tree.iter(f"{SVG}circle"))) == len(CELLS)
-    said = _said(goodput_curves(CELLS, PUBLISHED))
-    assert {"no elasticity", "M = 2", "M = 16", "published, arXiv:2604.21428"} <= set(said)
-    assert "published, arXiv:2604.21428" not in _said(goodput_curves(CELLS, []))
+    assert "a, published: 0.375 at 1" in titles
+    assert len(list(tree.iter(f"{SVG}circle"))) == 4
+    assert {"a", "b", "published"} <= set(_said(lines_chart(LINES, ACROSS, UP, "Lines")))
+    assert "published" not in _said(lines_chart(LINES[1:], ACROSS, UP, "Lines"))
 
 
 def test_names_of_curves_that_end_together_do_not_lie_on_each_other():

@@ -64,5 +64,15 @@ def test_decoupled_waits_for_nothing_at_any_bandwidth():
 def test_a_round_trip_longer_than_the_slack_cannot_be_bought_away():
     far = exchange_of("data-parallel", replace(PAPER, round_trip_s=10.0))
     assert needed(far, 0.9) == float("inf")
-    rows = {row["system"]: row for row in bandwidth.table(replace(PAPER, round_trip_s=10.0))}
-    assert rows["data-parallel"]["needed_gbps"]["0.9"] is None
+
+
+def test_a_fragment_that_leaves_during_the_backward_pass_needs_a_thinner_line():
+    sparse = replace(PAPER, fragments=8, overlap_steps=1.0)
+    early = replace(sparse, early_steps=bandwidth.BACKWARD_RATIO)
+    needs = [needed(exchange_of("streaming-diloco", traffic), 0.95) for traffic in (sparse, early)]
+    gap = sparse.interval_steps / sparse.fragments
+    extra = gap * (1 / 0.95 - 1)
+    assert needs[0] / needs[1] == pytest.approx((1 + 2 / 3 + extra) / (1 + extra))
+    assert needed(exchange_of("diloco", replace(PAPER, early_steps=0.5)), 0.95) < needed(
+        exchange_of("diloco", PAPER), 0.95
+    )
