@@ -242,7 +242,8 @@ def _bandwidth(table: Table, cells: Sequence[Cell]) -> str:
         lines.append(Line(name, colours[name], ours, theirs))
     across = Axis("Gbps per datacentre, each way", lambda x: f"{x:g}", 0.1, 1000.0, logarithmic=True)
     up = Axis("compute utilisation", lambda y: f"{100 * y:.0f} %", 0.4, 1.0, ticks=(0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0))
-    return lines_chart(lines, across, up, f"{table.title}: 10B parameters", [table.notes[0].split(". ")[0] + "."])
+    below = [table.notes[0].split(". ")[0] + "."]
+    return lines_chart(lines, across, up, "Compute utilisation against bandwidth: 10B parameters", below)
 
 
 def _lines(cells: Sequence[Cell], colours: Mapping[str, str]) -> list[Line]:
@@ -254,5 +255,20 @@ def _lines(cells: Sequence[Cell], colours: Mapping[str, str]) -> list[Line]:
         placed = [(cell, cell.at) for cell in cells if cell.row == row and cell.at is not None]
         ours = [(at, cell.ours) for cell, at in placed if cell.ours is not None]
         theirs = [(at, cell.published) for cell, at in placed if cell.published is not None]
-        lines.append(Line(row, colour, ours, theirs))
+        lines.append(Line(_curve_name(row), colour, ours, theirs))
     return lines
+
+
+def _curve_name(row: str) -> str:
+    """Return a name with room beside a chart."""
+    for long, short in (
+        ("elastic-data-parallel, all-reduce costs ", "elastic + "),
+        ("elastic-data-parallel, from half on", "elastic"),
+        ("decoupled, half the time", "half the time"),
+        ("decoupled, from half on", "decoupled"),
+        ("one job, ", ""),
+        ("decoupled, ", ""),
+    ):
+        if row.startswith(long):
+            return short + row.removeprefix(long)
+    return row
