@@ -98,14 +98,13 @@ def dump(document: Any, **options: Any) -> str:
     return text
 
 
-def mapping(document: Any, name: str = "the document", example: str = "demo.yaml") -> dict[str, Any]:
-    """Return the document if it is a mapping. Raises ConfigurationError, which names the example in deploy/configs."""
-    if document is None:
+def mapping(document: Any, name: str = "the document", example: str | None = "demo.yaml") -> dict[str, Any]:
+    """Return the document if it is a mapping. Raises ConfigurationError, which names an example in deploy/configs."""
+    if document is None and example is not None:
         raise ConfigurationError(detail=f"{name} is empty; deploy/configs/{example} is an example.")
     if not isinstance(document, dict):
-        raise ConfigurationError(
-            detail=f"{name} is {brief(document)} instead of a mapping of fields to values; see deploy/configs/{example}."
-        )
+        hint = "" if example is None else f"; see deploy/configs/{example}"
+        raise ConfigurationError(detail=f"{name} is {brief(document)} instead of a mapping of fields to values{hint}.")
     return document
 
 

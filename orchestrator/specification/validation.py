@@ -86,6 +86,8 @@ SYNONYMS = {
 """Names of other programs for our fields."""
 ALIKE_MIN = 0.6
 NAME_CHARACTERS_MAX = 60
+WHOLE = "(the whole document)"
+"""The path of a mistake that no single field makes."""
 CHOICES_MAX = 30
 MUST_BE = {
     "int_type": "a whole number",
@@ -155,7 +157,7 @@ def path_of(location: Location, under: str = "") -> str:
     """Return a location as text, such as ``islands.0.count``. Keys are shortened, because they may be anything."""
     parts = [under] if under else []
     parts += [brief(part).replace("'", "") for part in location]
-    return ".".join(parts) or "(the whole document)"
+    return ".".join(parts) or WHOLE
 
 
 def one_of(value: Any, names: Collection[str]) -> tuple[str, str]:

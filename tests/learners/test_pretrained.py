@@ -473,6 +473,16 @@ UNFIT = {
         "config.json describes no decoder: rope_theta",
         "Correct config.json",
     ),
+    "words for a size": (
+        overwritten_config(b'"num_hidden_layers": ', b'"num_hidden_layers": "one", "was": '),
+        "config.json describes no decoder: num_hidden_layers is 'one'",
+        "Correct config.json",
+    ),
+    "heads that do not divide": (
+        overwritten_config(b'"num_key_value_heads": ', b'"num_key_value_heads": 3, "was": '),
+        "config.json describes no decoder: num_key_value_heads is 3, which does not divide num_attention_heads 2",
+        "Correct config.json",
+    ),
     "another shape": (
         tensors_changed(lambda all_: all_.update({NORM: np.ones(7, np.float32)})),
         f"{NORM} as (7,)",

@@ -11,6 +11,7 @@ Both spellings of rotary positions are read: ``rope_theta`` and ``rope_scaling``
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeGuard
 
@@ -18,7 +19,7 @@ from pydantic import ValidationError
 
 from orchestrator.errors import UnfitWeights
 from orchestrator.models.decoder import DecoderSection
-from orchestrator.specification.validation import problems_of
+from orchestrator.specification.validation import WHOLE, problems_of
 from orchestrator.system.plain import brief
 
 Document = Mapping[str, Any]
@@ -175,6 +176,20 @@ LENGTH_MIN = 2_048
 OTHER_MODELS = "PyTorch islands train any model that transformers loads: `trainer: {kind: torch, model: DIR}`."
 
 
+NAMES: Mapping[str, str] = {
+    "vocabulary_size": "vocab_size",
+    "width": "hidden_size",
+    "layer_count": "num_hidden_layers",
+    "head_count": "num_attention_heads",
+    "key_value_head_count": "num_key_value_heads",
+    "head_size": "head_dim",
+    "norm_epsilon": "rms_norm_eps",
+    "tied_embeddings": "tie_word_embeddings",
+    "hidden_size": "intermediate_size",
+}
+"""Fields of config.json by those of a decoder that are taken from them."""
+
+
 def decoder_of(document: Document) -> DecoderSection:
     """Return the decoder that ``config.json`` describes. Raises UnfitWeights if it describes none that is supported."""
     document = _of_text(document) if sees(document) else document
@@ -197,9 +212,10 @@ def decoder_of(document: Document) -> DecoderSection:
     try:
         return DecoderSection.model_validate(dict(_fields(kind, values)))
     except ValidationError as error:
-        wrong = "; ".join(f"{problem.path} {problem.message}" for problem in problems_of(error, unknown="")[:3])
+        problems = [f"{problem.path} {problem.message}".rstrip(".") for problem in problems_of(error, unknown="")[:3]]
+        wrong = re.sub(r"\w+", lambda name: NAMES.get(name[0], name[0]), "; ".join(problems).replace(f"{WHOLE} ", ""))
         raise UnfitWeights(
-            detail=f"config.json describes no decoder: {wrong}", remedy="Correct config.json."
+            detail=f"config.json describes no decoder: {wrong}.", remedy="Correct config.json."
         ) from error
 
 

@@ -266,7 +266,7 @@ def inspected(folder: str, roots: AllowedRoots) -> Inspection:
 def _document(folder: str, roots: AllowedRoots) -> dict[str, Any]:
     content = _content(folder, CONFIG, roots, CONFIG_BYTES_MAX)
     try:
-        return documents.mapping(documents.read_json(_finite(content), documents.REQUEST, CONFIG), CONFIG)
+        return documents.mapping(documents.read_json(_finite(content), documents.REQUEST, CONFIG), CONFIG, None)
     except ConfigurationError as error:
         raise UnfitWeights(detail=str(error), remedy="Correct config.json.") from error
 
