@@ -436,7 +436,7 @@ UNFIT = {
         "rope_scaling.factor",
         "Correct config.json",
     ),
-    "no number of heads": (changed(num_attention_heads="4"), "head_count", "Correct config.json"),
+    "no number of heads": (changed(num_attention_heads="4"), "num_attention_heads is '4'", "Correct config.json"),
     "no numbers at all": (overwritten("config.json", b"[]"), "config.json", "Correct config.json"),
     "deep": (overwritten("config.json", b"[" * 100_000), "config.json", "Correct config.json"),
     "no config": (lambda folder: (folder / "config.json").unlink(), "No such file", "It must have config.json"),

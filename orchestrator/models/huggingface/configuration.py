@@ -214,9 +214,8 @@ def decoder_of(document: Document) -> DecoderSection:
     except ValidationError as error:
         problems = [f"{problem.path} {problem.message}".rstrip(".") for problem in problems_of(error, unknown="")[:3]]
         wrong = re.sub(r"\w+", lambda name: NAMES.get(name[0], name[0]), "; ".join(problems).replace(f"{WHOLE} ", ""))
-        raise UnfitWeights(
-            detail=f"config.json describes no decoder: {wrong}.", remedy="Correct config.json."
-        ) from error
+        detail = f"config.json describes no decoder: {wrong}."
+        raise UnfitWeights(detail=detail, remedy="Correct config.json.") from error
 
 
 def _require_causal_head(document: Document) -> None:
