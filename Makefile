@@ -8,8 +8,8 @@ STAMP  := $(VENV)/.installed
 KERNELS := $(wildcard orchestrator/parameters/kernels/*.[ch] orchestrator/parameters/kernels/*.pyx) deploy/build_kernels.py
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-fast lint bench parity kubernetes-check torch-test soak wan-lab image-check compare dashboards \
-	reference reproduce pictures site lock clean
+.PHONY: help install demo test test-fast lint bench parity kubernetes-check torch-test trackers-test soak wan-lab image-check compare \
+	dashboards reference reproduce pictures site lock clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -67,6 +67,16 @@ torch-test: $(STAMP)  ## train PyTorch models on CPU islands (installs torch and
 		>$$folder/atoll.pth; done
 	@ATOLL_SOAK=1 $(TORCH)/bin/python -m pytest -q -p no:xdist --timeout=1800 tests/learners/test_torch_trainer.py
 
+TRACKERS := .cache/trackers
+trackers-test: $(STAMP)  ## feed real trackers: MLflow's server, W&B, TensorBoard (installs them into an environment of their own)
+	@test -x $(TRACKERS)/bin/python || $(PYTHON) -m venv $(TRACKERS)
+	@$(TRACKERS)/bin/python -m pip install --quiet --disable-pip-version-check \
+		mlflow==3.17.2 wandb==0.31.0 tensorboard==2.21.0 nbclient==0.11.0 ipykernel==7.4.0 matplotlib==3.11.2
+	@for folder in $(TRACKERS)/lib/python3*/site-packages; do \
+		echo "import site; site.addsitedir('$(abspath $(VENV))/lib/$$(basename $$(dirname $$folder))/site-packages')" \
+		>$$folder/atoll.pth; done
+	@ATOLL_SOAK=1 $(TRACKERS)/bin/python -m pytest -q -p no:xdist --timeout=1800 tests/api/test_trackers_live.py
+
 SCHEMAS := .cache/kubernetes
 PLACES := deploy/kubernetes/cpu:home $(foreach place,east west,deploy/kubernetes/gpu-spot:$(place) deploy/kubernetes/tpu:$(place)) \
 	tests/kubernetes/everything:home tests/kubernetes/everything:far
@@ -91,6 +101,7 @@ soak: $(STAMP)  ## run for hours: other Pythons, deaths at every point of a roun
 	@$(MAKE) --no-print-directory image-check
 	@$(MAKE) --no-print-directory kubernetes-check
 	@$(MAKE) --no-print-directory torch-test
+	@$(MAKE) --no-print-directory trackers-test
 	@ATOLL_DEATHS_PER_POINT=1000 ATOLL_MIRROR_PUTS=1000000 ATOLL_MIRROR_SCHEDULES=1000 $(BIN)/python -m pytest -q tests/journal
 	@ATOLL_KILLS=200 ATOLL_SILENT_S=60 $(BIN)/python -m pytest -q --timeout=1800 tests/ray/shared_job/test_recovery.py
 	@ATOLL_SERVICE_KILLS=100 $(BIN)/python -m pytest -q --timeout=1800 tests/ray/test_service_killed.py

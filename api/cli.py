@@ -26,7 +26,7 @@ import typer
 import typer.core
 
 from api.commands import (
-    certificates,
+    access,
     chaos,
     check,
     checkpoints,
@@ -34,14 +34,12 @@ from api.commands import (
     doctor,
     islands,
     jobs,
-    kubernetes,
     nodes,
     records,
     service,
     simulate,
     store,
     tapes,
-    tokens,
 )
 from api.commands.common import INTERRUPTED, drop, flush_streams, prepare_streams, refusal_of_output, say
 from api.installation.home import TOKEN_VARIABLE
@@ -162,13 +160,11 @@ for module in (
     records,
     islands,
     nodes,
-    certificates,
-    kubernetes,
     simulate,
     tapes,
     store,
     data,
-    tokens,
+    access,
     chaos,
     doctor,
 ):

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import ssl
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -30,7 +29,7 @@ import httpx
 from api.auth.roles import Role
 from api.chaos.schemas import ChaosRun, ChaosRunList, ChaosRunSummary, ShownPlan, ShownPlans, VerdictDocument
 from api.http.eventstream import events_of
-from api.installation.binding import trusting
+from api.installation.binding import AUTHORITIES_VARIABLE, authorities, trusting, untrusted
 from api.installation.home import DEFAULT_HOME, TOKEN_VARIABLE, Home
 from api.schemas import (
     Answer,
@@ -57,6 +56,7 @@ from api.schemas import (
     ProblemDocument,
     Restart,
     RetentionPlan,
+    Specification,
     TapeRecord,
     Token,
     TokenList,
@@ -89,24 +89,6 @@ Shape = TypeVar("Shape", bound=Answer)
 WAIT_EVERY_S, AWAY_MAX_S = 0.5, 60.0
 
 
-AUTHORITIES_VARIABLE = "SSL_CERT_FILE"
-"""As for curl and OpenSSL: a file with the authorities that issue the certificates of services."""
-
-
-def _authorities() -> ssl.SSLContext | bool:
-    """Return what to trust at an address that is not from a home. Raises ConfigurationError for an unusable file."""
-    file = os.environ.get(AUTHORITIES_VARIABLE)
-    if not file:
-        return True
-    try:
-        return ssl.create_default_context(cafile=file)
-    except OSError as error:
-        raise ConfigurationError(
-            detail=f"{AUTHORITIES_VARIABLE} {file} cannot be used: {error.strerror or error}. Name a file with certificates "
-            "in PEM format, such as the ca.crt of the fleet."
-        ) from error
-
-
 def refuse_unfit_url(url: str) -> None:
     """Raise ConfigurationError for a text that cannot be the address of a service."""
     with suppress(ValueError):
@@ -117,13 +99,6 @@ def refuse_unfit_url(url: str) -> None:
         detail=f"The service's URL {url!r} is not of the form https://HOST:PORT. Correct --url, or leave it out for the "
         "service of --home."
     )
-
-
-def _untrusted(error: BaseException | None) -> ssl.SSLCertVerificationError | None:
-    """Return the refusal of the service's certificate that caused this error, if one did."""
-    while error is not None and not isinstance(error, ssl.SSLCertVerificationError):
-        error = error.__cause__ or error.__context__
-    return error
 
 
 def command_for(home: Path) -> str:
@@ -140,7 +115,7 @@ class Client:
         refuse_unfit_url(url)
         self.url = url.rstrip("/")
         headers = {"Authorization": f"Bearer {token}"} if token else {}
-        verify = trusting(certificate) if certificate else _authorities()
+        verify = trusting(certificate) if certificate else authorities()
         # trust_env off: a proxy from the environment must not see requests of this machine to itself.
         self._http = httpx.Client(base_url=self.url, timeout=timeout_s, headers=headers, verify=verify, trust_env=False)
 
@@ -230,6 +205,10 @@ class Client:
 
     def job(self, job: str) -> Job:
         return self._get(f"/v1/jobs/{quote(job, safe='')}", Job)
+
+    def specification(self, job: str) -> Specification:
+        """Return the job's specification, with all defaults as they were when it was submitted."""
+        return self._get(f"/v1/jobs/{quote(job, safe='')}/spec", Specification)
 
     def wait(self, job: str) -> Job:
         """Wait until the job has ended and its report is readable, and return it.
@@ -499,7 +478,7 @@ class Client:
         raise error_of(answer)
 
     def _unreachable(self, error: Exception) -> ServiceUnreachable:
-        if (refusal := _untrusted(error)) is not None:
+        if (refusal := untrusted(error)) is not None:
             return ServiceUnreachable(
                 detail=f"The service at {self.url} has a certificate that is not trusted here ({refusal.verify_message}).",
                 remedy=f"Set {AUTHORITIES_VARIABLE} to the ca.crt of its fleet, call it by a name of its certificate, or "

@@ -150,6 +150,8 @@ MAY_IMPORT = {
             orchestrator.simulation orchestrator.specification orchestrator.status orchestrator.system orchestrator.tape
             orchestrator.text prometheus_client psutil pydantic rich sqlalchemy starlette typer uvicorn yaml
         """,
+        "api.tracking": "orchestrator.errors pydantic",
+        "api.trackers": "api.tracking crc32c httpx mlflow opentelemetry orchestrator.errors tensorboardX wandb",
         "api.storage": "alembic api.auth.tokens api.chaos.store orchestrator.errors psycopg sqlalchemy",
         "api.run": """
             api.schemas orchestrator.accounting.explanation orchestrator.checkpoints orchestrator.core.vocabulary
@@ -170,7 +172,7 @@ MAY_IMPORT = {
             api.auth.roles api.chaos.plans api.chaos.schemas api.run.archive api.client
             api.installation api.run.tables api.schemas api.simulation api.terminal orchestrator.certificates
             orchestrator.chaos orchestrator.errors orchestrator.kubernetes orchestrator.models
-            orchestrator.parameters.codec.registry orchestrator.report orchestrator.simulation
+            api.tracker_feed orchestrator.parameters.codec.registry orchestrator.report orchestrator.simulation
             orchestrator.simulation.advice orchestrator.specification orchestrator.system orchestrator.tape
             pydantic rich typer
         """,

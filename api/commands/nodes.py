@@ -1,6 +1,7 @@
-"""Commands on a machine that is, or will be, a node of a cluster: join, leave.
+"""Commands for nodes: join and leave, on a machine that is or will be one; and manifests of nodes on Kubernetes.
 
-They check their options and then replace themselves with the program that does the work. Ray is not imported here.
+The first two check their options and then replace themselves with the program that does the work. Ray is not imported here.
+Manifests are for `kubectl apply`, version control or Helm; no cluster is contacted.
 """
 
 from __future__ import annotations
@@ -8,17 +9,22 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import time
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from api.commands.common import PackagesOption, refuse_without
+from api.commands.common import PackagesOption, echo_lines, refuse_without
+from api.installation.home import ALERTS, DASHBOARDS
 from orchestrator.errors import ConfigurationError
 from orchestrator.system import home_files, python_process, user_packages
 from orchestrator.system.ports import is_host, is_loopback
+
+if TYPE_CHECKING:
+    from orchestrator.kubernetes.manifests import Shipped
 
 JOIN_MODULE, LEAVE_MODULE = "orchestrator.runtime.join", "orchestrator.runtime.leave"
 TOKEN_VARIABLE, CERTIFICATES_VARIABLE = "RAY_AUTH_TOKEN_PATH", "ATOLL_CERTIFICATES"
@@ -35,6 +41,8 @@ PORTS_MIN = 5
 EPOCH = re.compile(r"@?(?P<seconds>[0-9]{9,11})")
 RESERVED = frozenset({"atoll-node-group", "region"})
 AMOUNT_MAX = 1e9
+
+kubernetes = typer.Typer(no_args_is_help=True, help="Render manifests for Kubernetes.")
 
 
 PortsOption = Annotated[
@@ -368,6 +376,81 @@ def amounts(texts: list[str]) -> dict[str, float]:
     return resources
 
 
+# ── Kubernetes ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@kubernetes.command()
+def render(
+    file: Annotated[
+        Path, typer.Argument(metavar="VALUES", help="Values of the installation (docs/guide/kubernetes.md).")
+    ],
+    cluster: Annotated[
+        str | None,
+        typer.Option(
+            "--cluster", metavar="NAME", help="One of its Kubernetes clusters. Default: the one with the head."
+        ),
+    ] = None,
+    chart: Annotated[
+        Path | None,
+        typer.Option(
+            "--chart",
+            metavar="FOLDER",
+            help="Write a Helm chart of the manifests to this folder, instead of printing them.",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """Print the manifests of one Kubernetes cluster, for `kubectl apply --filename -`. The cluster is not contacted."""
+    from importlib.metadata import version
+
+    from orchestrator.kubernetes import manifests
+    from orchestrator.kubernetes.values import read_values
+
+    values = read_values(file)
+    chosen = next((each for each in values.clusters if each.name == (cluster or values.home.name)), None)
+    if chosen is None:
+        there = ", ".join(each.name for each in values.clusters)
+        raise ConfigurationError(detail=f"--cluster {cluster!r} is not in {file}. Give one of {there}.")
+    shipped = shipped_files()
+    if chart is None:
+        echo_lines(manifests.yaml_of(manifests.rendered(values, chosen, shipped)), nl=False)
+        return
+    files = manifests.chart(values, lambda live: manifests.rendered(live, chosen, shipped), version("atoll"))
+    write_chart(chart, files)
+    install = f"helm upgrade --install {values.name} {chart} --namespace {values.namespace}"
+    echo_lines(f"Wrote {len(files)} files to {chart}. To install it: {install}")
+
+
+def shipped_files() -> Shipped:
+    """Return the alerts and the dashboards of this release."""
+    from orchestrator.kubernetes.manifests import Shipped
+    from orchestrator.specification.config import read_document
+
+    dashboards = {path.stem: path.read_text() for path in sorted(DASHBOARDS.glob("*.json"))}
+    return Shipped(read_document(ALERTS), dashboards)
+
+
+def write_chart(folder: Path, files: dict[str, str]) -> None:
+    """Write the files of a chart, in place of an earlier one. Raises ConfigurationError for another folder with content."""
+    from orchestrator.kubernetes.manifests import OURS
+
+    try:
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            earlier = folder / "Chart.yaml"
+            if not earlier.is_file() or OURS not in earlier.read_text(errors="replace"):
+                detail = f"--chart {folder} exists and is no chart that `atoll kubernetes render` wrote."
+                raise ConfigurationError(detail=f"{detail} Name a new folder, or remove this one.")
+            shutil.rmtree(folder / "templates", ignore_errors=True)
+        for name, text in files.items():
+            path = folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+    except OSError as error:
+        detail = f"--chart {folder} cannot be written: {error.strerror}. Name a folder that you may write."
+        raise ConfigurationError(detail=detail) from error
+
+
 def register(app: typer.Typer) -> None:
     app.command(rich_help_panel="Nodes")(join)
     app.command(rich_help_panel="Nodes")(leave)
+    app.add_typer(kubernetes, name="kubernetes", rich_help_panel="Nodes")

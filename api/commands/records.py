@@ -1,10 +1,14 @@
-"""Commands for what happened in a job: the logs of its processes, its events, its merges and their explanations."""
+"""Commands for what happened in a job: the logs of its processes, its events, its merges and their explanations.
+
+`atoll track` sends the same to experiment trackers.
+"""
 
 from __future__ import annotations
 
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -26,7 +30,7 @@ from api.commands.common import (
     until_interrupted,
 )
 from api.installation.home import DEFAULT_HOME
-from orchestrator.errors import ConfigurationError, ServiceUnreachable
+from orchestrator.errors import ConfigurationError, InfrastructureError, ServiceUnreachable
 
 if TYPE_CHECKING:
     from api.client import Client
@@ -170,6 +174,57 @@ def explain(
     console().print(explained(explanation))
 
 
+TRACK_EVERY_S = 2.0
+
+
+def track(
+    jobs: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[JOB]...", help="Jobs to follow until they have ended. Without one: all, until Ctrl-C."
+        ),
+    ] = None,
+    trackers: Annotated[
+        Path | None, typer.Option("--trackers", metavar="FILE", help="The trackers, YAML or JSON.", show_default=False)
+    ] = None,
+    tensorboard: Annotated[
+        Path | None,
+        typer.Option("--tensorboard", metavar="FOLDER", help="Write TensorBoard's event files.", show_default=False),
+    ] = None,
+    once: Annotated[bool, typer.Option("--once", help="Send what there is, and do not wait for more.")] = False,
+    state: Annotated[
+        Path | None,
+        typer.Option("--state", metavar="FOLDER", help="Where to note what was sent. Default: HOME/trackers."),
+    ] = None,
+    home: HomeOption = DEFAULT_HOME,
+    url: UrlOption = None,
+) -> None:
+    """Send jobs to experiment trackers, traces and webhooks: TensorBoard, MLflow, W&B, OpenTelemetry, Slack.
+
+    A tracker gets everything once and in order, also if this command is killed and started again, or if the tracker was
+    down. Jobs do not notice.
+    """
+    from api.tracker_feed import TensorBoard, follow_all, followers_of, read_trackers
+
+    if (trackers is None) == (tensorboard is None):
+        raise ConfigurationError(
+            detail="Nothing says where to send jobs. Give --trackers FILE or --tensorboard FOLDER."
+        )
+    if trackers is not None:
+        wanted = read_trackers(trackers)
+    else:
+        assert tensorboard is not None
+        wanted = (TensorBoard(kind="tensorboard", folder=tensorboard),)
+    with connect(home, url) as client:
+        names = [client.job(job).job for job in jobs] if jobs else None
+    folder = state if state is not None else Path(home) / "trackers"
+    followers = followers_of(wanted, lambda: connect(home, url), folder, say, names)
+    with until_interrupted():
+        problems = follow_all(followers, TRACK_EVERY_S, once=once)
+    if problems:
+        raise InfrastructureError(detail="\n".join(problems))
+
+
 def register(app: typer.Typer) -> None:
-    for command in (logs, events, merges, explain):
+    for command in (logs, events, merges, explain, track):
         app.command(rich_help_panel="Jobs")(command)

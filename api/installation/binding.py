@@ -1,4 +1,4 @@
-"""The address that the service listens on, the certificate that clients trust, and the check for passwords in URLs.
+"""The address that the service listens on, the certificates that clients trust, and the check for passwords in URLs.
 
 The service listens on loopback by default, and beyond it only with TLS or ``--insecure``: without TLS, others on the network
 could read the tokens. ``atoll up`` binds before it starts anything, so that a refusal costs nothing; this module is light.
@@ -7,6 +7,7 @@ could read the tokens. ``atoll up`` binds before it starts anything, so that a r
 from __future__ import annotations
 
 import errno
+import os
 import socket
 import ssl
 from collections.abc import Iterable
@@ -43,6 +44,31 @@ def refuse_password_in_view(url: str | None) -> None:
 AUTHORITY_BESIDE = "ca.crt"
 PORT_FIRST = 8470
 PORT_COUNT = 100
+
+
+AUTHORITIES_VARIABLE = "SSL_CERT_FILE"
+"""As for curl and OpenSSL: a file with the authorities that issue the certificates of services."""
+
+
+def authorities() -> ssl.SSLContext | bool:
+    """Return what to trust at an address that is not from a home. Raises ConfigurationError for an unusable file."""
+    file = os.environ.get(AUTHORITIES_VARIABLE)
+    if not file:
+        return True
+    try:
+        return ssl.create_default_context(cafile=file)
+    except OSError as error:
+        raise ConfigurationError(
+            detail=f"{AUTHORITIES_VARIABLE} {file} cannot be used: {error.strerror or error}. Name a file with certificates "
+            "in PEM format, such as the ca.crt of the fleet."
+        ) from error
+
+
+def untrusted(error: BaseException | None) -> ssl.SSLCertVerificationError | None:
+    """Return the refusal of the service's certificate that caused this error, if one did."""
+    while error is not None and not isinstance(error, ssl.SSLCertVerificationError):
+        error = error.__cause__ or error.__context__
+    return error
 
 
 def trusting(certificate: Path) -> ssl.SSLContext:

@@ -38,9 +38,9 @@ from threading import Lock
 from typing import Any
 
 from api.jobs.background_loop import BackgroundLoop, ProblemLog, reason_of
+from api.jobs.checkpoints import keep_origin
 from api.jobs.control import ControlPort
 from api.jobs.cordons import Cordons
-from api.jobs.origin import keep_origin
 from api.jobs.path_check import keep_tokenizer, refuse_outside
 from api.jobs.status_cache import StatusCache
 from api.run.folder import Run, prepare_run_dir

@@ -19,13 +19,12 @@ from typing import IO, Any, BinaryIO, TypeVar
 
 from api.auth.code import OWN_PACKAGES
 from api.clocks import ClockWatch
-from api.jobs.checkpoints import checkpoints_of
+from api.jobs.checkpoints import checkpoints_of, origin_of
 from api.jobs.control import ControlPort
 from api.jobs.cordons import Cordons
 from api.jobs.dispatcher import JOBS_MAX, Dispatcher
 from api.jobs.dispatcher import sections_of as sections_of_row
 from api.jobs.idempotency import digest_of, refuse_other_request
-from api.jobs.origin import origin_of
 from api.jobs.outbox import Outbox, row_of
 from api.jobs.path_check import tokenizer_of
 from api.jobs.status_cache import PATIENCE_S, StatusCache, StatusSnapshot, refuse_outdated

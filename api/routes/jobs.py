@@ -138,7 +138,7 @@ def get_job(job: str, service: ServiceHere, if_none_match: IfNoneMatch = None) -
     return versioned(snapshot.body, snapshot.tag, if_none_match)
 
 
-@router.get("/{job}/specification")
+@router.get("/{job}/spec")
 def get_specification(job: str, service: ServiceHere) -> Specification:
     """Return the specification that the job was submitted with, and all defaults."""
     return service.specification(job)

@@ -58,7 +58,7 @@ const LOOKS = {
     return { records: await read(`${path}/events?follow=false&tail=${RECORDS_READ}&${ROUTINE.map((name) => `without=${name}`).join("&")}`) };
   },
   async settings(path, _item, before) {
-    return before ?? { specification: await get(`${path}/specification`) };
+    return before ?? { specification: await get(`${path}/spec`) };
   },
 };
 

@@ -22,7 +22,7 @@ import yaml
 from pydantic import BaseModel
 
 from api.commands import nodes
-from api.commands.kubernetes import shipped_files, write_chart
+from api.commands.nodes import shipped_files, write_chart
 from orchestrator.errors import ConfigurationError, InvalidJobSpec
 from orchestrator.kubernetes.manifests import LIVE, Shipped, chart, rendered, schema, yaml_of
 from orchestrator.kubernetes.values import Values, read_values

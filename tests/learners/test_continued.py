@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from api.jobs.origin import keep_origin, origin_of
+from api.jobs.checkpoints import keep_origin, origin_of
 from orchestrator.errors import Conflict, DataError, NotFound
 from orchestrator.models.decoder import DecoderSection, parameter_shapes
 from orchestrator.models.huggingface import export, origin

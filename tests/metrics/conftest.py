@@ -18,7 +18,7 @@ import httpx
 import pytest
 import yaml
 
-from api.commands.kubernetes import shipped_files
+from api.commands.nodes import shipped_files
 from orchestrator.kubernetes.manifests import rendered
 from orchestrator.kubernetes.values import Values
 from orchestrator.system.ports import free_port
