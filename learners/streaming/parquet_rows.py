@@ -1,4 +1,4 @@
-"""The texts of some rows of a Parquet file, within a memory budget that does not depend on the file.
+"""The texts or tokens of some rows of a Parquet file, within a memory budget that does not depend on the file.
 
 Reading needs one page, decompressed, and one batch of rows. A page's size is read before the page (``text.parquet_bytes``),
 and a batch has few rows if they are large. A dictionary stays encoded: its values are taken one by one, because a file of
@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import IO, Any
+
+import numpy as np
 
 from orchestrator.text import parquet_bytes
 from orchestrator.text.text_records import CONVERSATION, CONVERSATION_FIELDS
@@ -32,7 +34,7 @@ class TooLarge(ValueError):
 class Rows:
     """An open Parquet file. Raises what pyarrow raises for an invalid or damaged one."""
 
-    def __init__(self, file: IO[bytes], field: str, *, look_at_pages: bool) -> None:
+    def __init__(self, file: IO[bytes], field: str, *, look_at_pages: bool, is_tokens: bool = False) -> None:
         from pyarrow.parquet import ParquetFile  # imported here because it takes 0.1 s and few jobs need it
 
         options = {"pre_buffer": False, "buffer_size": BLOCK_BYTES}
@@ -41,7 +43,7 @@ class Rows:
         self._parquet = ParquetFile(file, **options)
         names = self._parquet.schema_arrow.names
         self._fields = [name for name in CONVERSATION_FIELDS if name in names] if field == CONVERSATION else [field]
-        self.problem = "" if field == CONVERSATION else not_text(self._parquet.schema_arrow, field)
+        self.problem = "" if field == CONVERSATION else _unfit(self._parquet.schema_arrow, field, is_tokens)
         paths = [self._parquet.schema.column(at).path for at in range(len(self._parquet.schema))]
         wanted = [(name, f"{name}.") for name in self._fields]
         self._columns = [
@@ -49,6 +51,7 @@ class Rows:
         ]
         if (
             field != CONVERSATION
+            and not is_tokens
             and not self.problem
             and any(self._chunk(group, self._columns[0]).has_dictionary_page for group in range(self.group_count))
         ):
@@ -74,6 +77,25 @@ class Rows:
         """
         for at, batch in self._batches(first, last) if self._fields else ():
             yield from enumerate(batch.to_pylist(), at)
+
+    def tokens(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Yield all rows in batches: the lengths of the rows, (rows,) int64, and their tokens joined, (tokens,) int32.
+
+        Raises TooLarge, and ValueError for what is no token.
+        """
+        import pyarrow.compute
+
+        for at, batch in self._batches(0, self.row_count):
+            column = batch.column(0)
+            lengths = pyarrow.compute.fill_null(pyarrow.compute.list_value_length(column), 0)
+            values = column.flatten()
+            if values.null_count:
+                raise ValueError(f"a row from {at:,} on has a null instead of a token")
+            tokens = values.to_numpy(zero_copy_only=False)
+            if len(tokens) and not (tokens.min() >= 0 and tokens.max() < 1 << 31):
+                wrong = tokens[(tokens < 0) | (tokens >= 1 << 31)][0]
+                raise ValueError(f"a row from {at:,} on has {int(wrong):,}, which is no token")
+            yield lengths.to_numpy(zero_copy_only=False).astype(np.int64), tokens.astype(np.int32)
 
     def _batches(self, first: int, last: int) -> Iterator[tuple[int, Any]]:
         """Yield these rows in batches, each with the number of its first one."""
@@ -118,13 +140,24 @@ class Rows:
         return max(1, min(ROWS, int(BATCH_BYTES / max(1.0, row_bytes * values_per_row))))
 
 
-def not_text(schema: Any, field: str) -> str:
-    """Return why a Parquet file's column cannot be read as texts; empty if it can."""
-    from pyarrow import types
-
+def _unfit(schema: Any, field: str, is_tokens: bool) -> str:
+    """Return why a Parquet file's column cannot be read as texts, or as tokens; empty if it can."""
     if (count := schema.names.count(field)) != 1:
         return f"has {f'{count} columns' if count else 'no column'} {field!r} among {schema.names[:20]}"
-    column = schema.field(field).type
+    return (_not_tokens if is_tokens else _not_text)(schema.field(field).type, field)
+
+
+def _not_tokens(column: Any, field: str) -> str:
+    from pyarrow import types
+
+    is_list = types.is_list(column) or types.is_large_list(column) or types.is_fixed_size_list(column)
+    is_tokens = is_list and types.is_integer(column.value_type)
+    return "" if is_tokens else f"has {column} in the column {field!r}, not lists of integers"
+
+
+def _not_text(column: Any, field: str) -> str:
+    from pyarrow import types
+
     kind = column.value_type if types.is_dictionary(column) else column
     kinds = (
         *(types.is_string, types.is_large_string, types.is_string_view),

@@ -15,16 +15,23 @@ Shard s of n draws elements s, s + n, s + 2·n … of that order, so all shards 
 sequence depends on its number alone. Nothing is read before it is drawn. A file is read by `pread` and not mapped: a mapped
 file that is cut short ends the process by a signal. An island holds about 40 bytes for each document and 4 for each sample.
 
+The tokens of a Parquet file are compressed by pages, and samples begin anywhere. So the first island of a node that opens
+the file writes its tokens, four bytes each, as a ``.bin`` and ``.idx`` into the user's cache; every island and every later
+life reads them there. The copy's name is a digest of the file's path, size, time of change and column.
+
 Source: Megatron-LM, ``core/datasets/gpt_dataset.py`` (the algorithm; the code is ours).
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache
 from math import ceil
+from pathlib import Path
 from typing import IO
 
 import numpy as np
@@ -34,12 +41,14 @@ from learners.corpus import Measured, draw_of, measured_batches, sequences_wante
 from learners.held_out import HeldOutBatch
 from learners.island_spec import IslandSpec
 from learners.resharding import Draw
+from learners.streaming.counting import kept_in
 from learners.streaming.order import Mixture, key
+from learners.streaming.parquet_rows import Rows, TooLarge
 from orchestrator.core.vocabulary import DataFlaws
-from orchestrator.errors import ConfigurationError
+from orchestrator.errors import ConfigurationError, first_line
 from orchestrator.specification.training_sections import SourceSection
 from orchestrator.system.roots import AllowedRoots, open_data, shown
-from orchestrator.text import token_files
+from orchestrator.text import file_kinds, token_files
 from orchestrator.text.token_files import NotTokens, TokenLayout
 
 DOCUMENTS_MAX = SAMPLES_MAX = 1 << 28
@@ -112,11 +121,17 @@ class GptOrder:
 class Documents:
     """The documents of several files, one after the other, as if they were one file."""
 
-    def __init__(self, roots: AllowedRoots, paths: Sequence[str], vocabulary_size: int | None) -> None:
-        """Read the files' headers and indices. Raises ConfigurationError for a file that cannot be read; OutsideRoots."""
-        self._roots, self._vocabulary_size = roots, vocabulary_size
+    def __init__(
+        self, roots: AllowedRoots, paths: Sequence[str], vocabulary_size: int | None, field: str = "input_ids"
+    ) -> None:
+        """Read the files' headers and indices. Raises ConfigurationError for a file that cannot be read; OutsideRoots.
+
+        ``field`` is the column of Parquet files.
+        """
+        self._roots, self._vocabulary_size, self._field = roots, vocabulary_size, field
         self._paths = list(paths)
-        self._opened = lru_cache(maxsize=OPEN_FILES)(lambda path: open_data(roots, path))
+        self._copies: dict[str, Path] = {}
+        self._opened = lru_cache(maxsize=OPEN_FILES)(self._open)
         layouts = [self._read(path) for path in self._paths]
         self._layouts = [layout for layout, _, _ in layouts]
         self._file = np.repeat(np.arange(len(layouts), dtype=np.int32), [len(starts) for _, starts, _ in layouts])
@@ -144,9 +159,17 @@ class Documents:
             raise ConfigurationError(detail=f"data.sources: {shown(path)}: {refused}")
         return tokens
 
+    def _open(self, path: str) -> IO[bytes]:
+        return self._copies[path].open("rb") if path in self._copies else open_data(self._roots, path)
+
     def _read(self, path: str) -> tuple[TokenLayout, np.ndarray, np.ndarray]:
         try:
             with open_data(self._roots, path) as file:
+                if token_files.is_table(path):
+                    copy = self._copies[path] = _copied(path, file, self._field)
+                    with copy.open("rb") as tokens, copy.with_suffix(token_files.INDEX).open("rb") as index:
+                        layout = token_files.megatron_layout(tokens, index)
+                        return layout, *_indexed(layout, token_files.index_layout(index), index)
                 if token_files.has_index(path):
                     with open_data(self._roots, token_files.index_of(path)) as index:
                         layout = token_files.megatron_layout(file, index)
@@ -160,6 +183,53 @@ class Documents:
         except OSError as error:
             detail = f"data.sources: {shown(path)} or its index cannot be read here ({error.strerror or error})."
             raise ConfigurationError(detail=f"{detail} They must exist on every node.") from error
+
+
+def _copied(path: str, file: IO[bytes], field: str) -> Path:
+    """Return the ``.bin`` with the tokens of a Parquet file, which this node keeps with an ``.idx``.
+
+    Raises NotTokens; ConfigurationError if there is no place for the copy.
+    """
+    status = os.fstat(file.fileno())
+    try:
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").absolute() / "atoll" / "tokens"
+        copy = kept_in(cache, "parquet", path, status.st_size, status.st_mtime_ns, field).with_suffix(
+            token_files.MEGATRON
+        )
+        cache.mkdir(parents=True, exist_ok=True)
+        with copy.with_suffix(".lock").open("wb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # one island of a node writes, the others wait
+            if not copy.with_suffix(token_files.INDEX).exists():
+                _write_copy(file, field, copy)
+    except (OSError, RuntimeError) as error:
+        reason = getattr(error, "strerror", None) or first_line(error)
+        detail = f"data.sources: the tokens of {shown(path)} cannot be written to the user's cache ({reason})."
+        raise ConfigurationError(
+            detail=f"{detail} Free disk space, or set XDG_CACHE_HOME to another folder."
+        ) from error
+    return copy
+
+
+def _write_copy(file: IO[bytes], field: str, copy: Path) -> None:
+    """Write the tokens, and behind them the index, whose presence says that both are whole. Raises NotTokens, OSError."""
+    endings = token_files.MEGATRON, token_files.INDEX
+    drafts = [copy.with_suffix(f"{ending}.draft") for ending in endings]
+    try:
+        rows = Rows(file, field, look_at_pages=True, is_tokens=True)
+        if rows.problem:
+            raise NotTokens(rows.problem, "Set token_field to the column that has them.")
+        with ExitStack() as opened:
+            tokens, index = (opened.enter_context(draft.open("wb")) for draft in drafts)
+            token_files.write_documents(rows.tokens(), tokens, index)
+        for draft, ending in zip(drafts, endings, strict=True):
+            draft.replace(copy.with_suffix(ending))
+    except (TooLarge, ValueError, *file_kinds.DAMAGE) as error:
+        if isinstance(error, NotTokens) or (isinstance(error, OSError) and error.errno is not None):
+            raise
+        raise NotTokens(f"cannot be read as Parquet: {first_line(error)}", "Write the file again.") from error
+    finally:
+        for draft in drafts:
+            draft.unlink(missing_ok=True)
 
 
 def _indexed(layout: TokenLayout, header: token_files.IndexLayout, index: IO[bytes]) -> tuple[np.ndarray, np.ndarray]:
@@ -265,10 +335,10 @@ class Tokens:
         return [self._source(section) for section in self._data.sources]
 
     def _source(self, section: SourceSection) -> TokenSource:
-        documents = Documents(self._spec.roots, section.files, self._vocabulary_size)
+        documents = Documents(self._spec.roots, section.files, self._vocabulary_size, section.token_field)
         lengths, total = documents.lengths, int(documents.lengths.sum())
         if section.held_out:
-            reserved = Documents(self._spec.roots, section.held_out, self._vocabulary_size)
+            reserved = Documents(self._spec.roots, section.held_out, self._vocabulary_size, section.token_field)
             training, held_out = lengths, self._joined(reserved, np.zeros(len(reserved.lengths), np.int64))
         else:
             training = held_back(lengths, max(ceil(self._data.held_out_ratio * total), self._length + 1))

@@ -35,6 +35,7 @@ from orchestrator.system.threads import BoundedThreads
 from orchestrator.text import chat_template, file_kinds, parquet_bytes, token_files, tokenizer_file
 from orchestrator.text.chat_template import ChatTemplate
 from orchestrator.text.file_kinds import Format, Head, Misfit, kind_of
+from orchestrator.text.parquet_bytes import Column
 from orchestrator.text.text_records import CONVERSATION, NotText
 from orchestrator.text.token_files import NotTokens
 
@@ -288,6 +289,8 @@ class _Look:
     def _token_problem(self, number: int, path: str, vocabulary_size: int) -> Problem | None:
         """Return why a file of tokens is not read. Its index is found beside it. Raises OSError if neither is here."""
         with open_data(self._roots, path) as file:
+            if token_files.is_table(path):
+                return self._token_table_problem(number, path, file, vocabulary_size)
             try:
                 if token_files.has_index(path):
                     try:
@@ -304,6 +307,24 @@ class _Look:
                     raise token_files.too_large(*place_and_token, vocabulary_size)
             except NotTokens as error:
                 return self._problem(number, f"is {shown(path)}, but this file {error.message}.", error.remedy)
+        return None
+
+    def _token_table_problem(self, number: int, path: str, file: IO[bytes], vocabulary_size: int) -> Problem | None:
+        try:
+            if (problem := self._column_problem(path, parquet_bytes.columns(file))) is not None:
+                return problem
+            refused = token_files.table_problem(file, self._field.text_field, vocabulary_size, self._tokenizer_digest)
+        except ValueError as error:
+            refused = NotTokens(f"cannot be read as Parquet: {error}", "Copy or write it again.")
+        if refused is None:
+            return None
+        return self._problem(number, f"is {shown(path)}, but this file {refused.message}.", refused.remedy)
+
+    @cached_property
+    def _tokenizer_digest(self) -> str | None:
+        with suppress(AtollError, OSError):  # reported elsewhere
+            data = self._data
+            return None if data.tokenizer == BYTES else tokenizer_file.read(self._roots, data.tokenizer).digest
         return None
 
     def _content_problem(self, number: int, path: str) -> Problem | None:
@@ -355,8 +376,14 @@ class _Look:
                 f"is {shown(path)}, which has no column 'messages', nor 'prompt' and 'completion'; it has {named}."
             )
             return self._problem(number, message, "Name a file of conversations, or set data.format to text.")
+        return self._column_problem(path, columns)
+
+    def _column_problem(self, path: str, columns: Sequence[Column]) -> Problem | None:
+        """Return why a Parquet file has no column of this field's name with the texts, or with the tokens, of the job."""
+        wanted, is_tokens = self._field.text_field, self._field.vocabulary_size is not None
+        what = "lists of integers" if is_tokens else "text"
         fitting = [column for column in columns if column.name == wanted]
-        if len(fitting) == 1 and fitting[0].is_text:
+        if len(fitting) == 1 and (fitting[0].is_tokens if is_tokens else fitting[0].is_text):
             return None
         named = ", ".join(repr(column.name[:40]) for column in columns[:20])
         if not fitting:
@@ -364,8 +391,9 @@ class _Look:
         elif len(fitting) > 1:
             message = f"is {wanted!r}, but {shown(path)} has {len(fitting)} columns of that name."
         else:
-            message = f"is {wanted!r}, but {shown(path)} has {fitting[0].what} in that column, not text."
-        return Problem(self._field.text_field_path, message, "Set it to the column that has the text.")
+            message = f"is {wanted!r}, but {shown(path)} has {fitting[0].what} in that column, not {what}."
+        remedy = f"Set it to the column that has the {'tokens' if is_tokens else 'text'}."
+        return Problem(self._field.text_field_path, message, remedy)
 
     def _unreadable(self, number: int, reasons: Sequence[str]) -> Problem | None:
         if len(reasons) <= self._unreadable_max:
@@ -388,12 +416,14 @@ def _fields(spec: JobSpec) -> Iterator[_Field]:
     for index, source in enumerate(data.sources):
         for name, files in (("files", source.files), ("held_out", source.held_out)):
             if files:
-                where, size = f"data.sources.{index}", None
+                where = f"data.sources.{index}"
                 if data.source == "tokens":
                     network = spec.model.network
                     size = network.vocabulary_size if network is not None else 0
-                field = data.record_field(source.text_field)
-                yield _Field(f"{where}.{name}", files, field, f"{where}.text_field", size)
+                    yield _Field(f"{where}.{name}", files, source.token_field, f"{where}.token_field", size)
+                else:
+                    field = data.record_field(source.text_field)
+                    yield _Field(f"{where}.{name}", files, field, f"{where}.text_field")
 
 
 def _spread(numbers: Sequence[int], most: int) -> list[int]:

@@ -191,7 +191,8 @@ class SourceSection(Section):
     A file's name determines how it is read, regardless of case: .jsonl, .json, .ndjson and .jsonlines are JSON Lines (one
     object per line), .parquet is Parquet, .arrayrecord is ArrayRecord (one text per record), and everything else is UTF-8
     text. JSON Lines and text may be compressed: .gz, .gzip, .zst, .zstd. A file is refused if its content does not match
-    its name. In Parquet and JSON the text is in ``text_field``.
+    its name. In Parquet and JSON the text is in ``text_field``. With ``data.source: tokens``, the tokens of Parquet are in
+    ``token_field``.
 
     The part of a file's name after the last slash may be a pattern with ``*``, ``?`` and ``[…]``, except in a store. The
     service replaces it by the files that it finds when the job is submitted. Without ``held_out``, the share
@@ -205,6 +206,9 @@ class SourceSection(Section):
     )
     weight: SourceWeight = 1.0
     text_field: Word = "text"
+    token_field: Word = Field(
+        default="input_ids", description="for source: tokens; a Parquet file's column of lists of integers"
+    )
 
 
 class DataSection(Section):
@@ -215,8 +219,9 @@ class DataSection(Section):
     megabytes at a time, and each island reads only its own part.
 
     ``source: tokens`` reads ``sources`` that are tokens already: `.npy` (integers; one dimension, or two with a document in
-    each row) and Megatron-LM's `.bin`, with its `.idx` beside it. The tokens are drawn as they are, in the order of
-    Megatron-LM's ``GPTDataset``. Without ``held_out`` of a source, its last documents are held out.
+    each row), Megatron-LM's `.bin`, with its `.idx` beside it, and Parquet with a list of integers in each row. The tokens
+    are drawn as they are, in the order of Megatron-LM's ``GPTDataset``. Without ``held_out`` of a source, its last documents
+    are held out.
 
     ``source: package.module:function`` calls a function of an installed package, which returns an object with ``__len__``
     and ``__getitem__``, such as a Grain ``RandomAccessDataSource``. Each element is one sequence: ``sequence_length`` + 1

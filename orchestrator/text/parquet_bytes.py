@@ -1,6 +1,7 @@
 """Read the columns and page sizes of a Parquet file without decompressing anything.
 
-It parses two structures in Thrift's compact form. The service finds the text column with it, without a library of 50 MB.
+It parses two structures in Thrift's compact form. The service finds the column of texts or tokens with it, and the bounds of
+tokens, without a library of 50 MB.
 Islands find the size of each page before decompressing it, which bounds the memory of reading. Sources:
 apache/parquet-format, parquet.thrift (FileMetaData, SchemaElement, PageHeader); Thrift's compact protocol.
 """
@@ -15,13 +16,16 @@ from typing import IO, Any
 from orchestrator.text.tokenizer_file import read_varint
 
 MAGIC = b"PAR1"
-SCHEMA_BYTES_MAX = 1 << 20
-"""Of a footer, which begins with the schema."""
+SCHEMA_BYTES_MAX, FOOTER_BYTES_MAX = 1 << 20, 4 << 20
+"""Of a footer, which begins with the schema; and of one that is read whole, for the bounds of its row groups."""
 HEADER_BYTES, HEADER_BYTES_MAX = 1 << 12, 1 << 20
 DEPTH_MAX = 32
 _BYTE_ARRAY, _REPEATED, _DECIMAL = 6, 2, 5
 _NULL_TYPE = 11
 _TYPES = ("bool", "int32", "int64", "int96", "float", "double", "binary", "fixed_size_binary")
+_INTEGERS, _CONVERTED_INTEGERS = (1, 2), (None, *range(11, 19))
+_LOGICAL_OTHERS = {5, 6, 7, 8}
+"""Decimal, date, time and timestamp, which are stored as integers."""
 _DICTIONARY_PAGE = 2
 _VALUES = (5, 7, 8)
 """What a header has of its page: of a data page, of a dictionary's, of a data page of version 2."""
@@ -29,11 +33,12 @@ _VALUES = (5, 7, 8)
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A top-level column: its name, what it holds, and whether that can be text."""
+    """A top-level column: its name, what it holds, and whether that can be text, or lists of tokens."""
 
     name: str
     what: str
     is_text: bool
+    is_tokens: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +52,46 @@ class Page:
 
 def columns(file: IO[bytes]) -> list[Column]:
     """Return the top-level columns of a Parquet file. Raises ValueError for anything else."""
+    footer = _footer(file, SCHEMA_BYTES_MAX)
+    try:
+        elements = _field_of(footer, 2)
+        return list(_top_level(elements))
+    except (IndexError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError("its schema cannot be read") from error
+
+
+def bounds(file: IO[bytes], name: str) -> tuple[int, int] | None:
+    """Return the smallest and the largest integer of a column by the file's statistics; None if these are incomplete.
+
+    Raises ValueError for what is no Parquet file.
+    """
+    footer, least, most = _footer(file, FOOTER_BYTES_MAX), list[int](), list[int]()
+    try:
+        for group in _field_of(footer, 4):
+            for column in (chunk[3] for chunk in group[1]):
+                if column[3][0].decode(errors="replace") == name:
+                    statistics = column.get(12) or {}
+                    smallest, largest = (statistics.get(new, statistics.get(old)) for new, old in ((6, 2), (5, 1)))
+                    if smallest is None or largest is None:
+                        return None
+                    least.append(int.from_bytes(smallest, "little", signed=True))
+                    most.append(int.from_bytes(largest, "little", signed=True))
+    except (IndexError, KeyError, TypeError, AttributeError):
+        return None
+    return (min(least), max(most)) if least else None
+
+
+def metadata(file: IO[bytes]) -> dict[str, str]:
+    """Return what the writer noted, by key; nothing if that is not readable. Raises ValueError for no Parquet file."""
+    footer = _footer(file, FOOTER_BYTES_MAX)
+    try:
+        pairs = _field_of(footer, 5)
+        return {pair[1].decode(): pair[2].decode() for pair in pairs if 2 in pair}
+    except (IndexError, KeyError, TypeError, AttributeError, UnicodeDecodeError):
+        return {}
+
+
+def _footer(file: IO[bytes], most: int) -> bytes:
     size = file.seek(0, os.SEEK_END)
     if size < 12:
         raise ValueError(f"it has {size} bytes, too few for Parquet")
@@ -58,12 +103,7 @@ def columns(file: IO[bytes]) -> list[Column]:
     if length > size - 12:
         raise ValueError("its footer is larger than the file")
     file.seek(size - 8 - length)
-    footer = file.read(min(length, SCHEMA_BYTES_MAX))
-    try:
-        elements = _field_of(footer, 2)
-        return list(_top_level(elements))
-    except (IndexError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError("its schema cannot be read") from error
+    return file.read(min(length, most))
 
 
 def pages(file: IO[bytes], start: int, length: int) -> Iterator[Page]:
@@ -105,8 +145,19 @@ def _top_level(elements: list[dict[int, Any]]) -> Iterator[Column]:
         is_plain = not children and one.get(3) != _REPEATED
         is_bytes = one.get(1) == _BYTE_ARRAY and one.get(6) != _DECIMAL and 5 not in logical
         what = _TYPES[one[1]] if not children and 0 <= one.get(1, -1) < len(_TYPES) else "a nested value"
-        yield Column(name, what, is_plain and (is_bytes or _NULL_TYPE in logical))
+        yield Column(name, what, is_plain and (is_bytes or _NULL_TYPE in logical), _lists_integers(elements, at))
         at = _behind(elements, at)
+
+
+def _lists_integers(elements: list[dict[int, Any]], at: int) -> bool:
+    """Return whether each value of the column at this element is one list of integers."""
+    inner = elements[at : _behind(elements, at)]
+    leaves = [one for one in inner if not one.get(5, 0)]
+    if len(leaves) != 1 or sum(one.get(3) == _REPEATED for one in inner) != 1:
+        return False
+    (leaf,) = leaves
+    is_integer = leaf.get(1) in _INTEGERS and leaf.get(6) in _CONVERTED_INTEGERS
+    return is_integer and not _LOGICAL_OTHERS & (leaf.get(10) or {}).keys()
 
 
 def _behind(elements: list[dict[int, Any]], at: int) -> int:

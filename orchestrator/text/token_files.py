@@ -1,12 +1,14 @@
-"""Files of tokens that are already there: NumPy's ``.npy``, and Megatron's ``.bin`` with its ``.idx``.
+"""Files of tokens that are already there: NumPy's ``.npy``, Megatron's ``.bin`` with its ``.idx``, and Parquet.
 
     .npy         integers, of one dimension (one long document) or two (each row is a document)
     .bin, .idx   documents one after another, as Megatron-LM's ``IndexedDataset`` writes them; the index has the same name
+    .parquet     a column of lists of integers; each row is a document
 
 This module reads headers, and says why a file is not read. Islands read the tokens (``learners.streaming.tokens``); the
-service reads a few of them at submission (``beyond``). Files are untrusted: a header has a maximum size and is parsed, never
-evaluated, and must account for every byte of its file. Formats: NumPy's NEP 1; the layout of ``.idx`` is that of
-Megatron-LM, version 1.
+service reads a few of them at submission (``beyond``), and of Parquet the statistics (``table_problem``). Files are
+untrusted: a header has a maximum size and is parsed, never evaluated, and must account for every byte of its file. Formats:
+NumPy's NEP 1; the layout of ``.idx`` is that of Megatron-LM, version 1. An island keeps a copy of the tokens of Parquet in
+that layout (``write_documents``), because samples begin anywhere and Parquet is compressed.
 """
 
 from __future__ import annotations
@@ -16,10 +18,16 @@ import os
 import re
 import struct
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import IO
+from typing import IO, Any
+
+from orchestrator.text import parquet_bytes
 
 ARRAY, MEGATRON, INDEX = ".npy", ".bin", ".idx"
+TABLES = (".parquet", ".parq", ".pq")
+DIGEST_KEY = "tokenizer_digest"
+"""The key of a Parquet file's own metadata that may say the digest of the tokenizer, as ``data.tokenizer_digest`` has it."""
 _NUMPY = b"\x93NUMPY"
 HEADER_BYTES_MAX = 1 << 16
 _MEGATRON = b"MMIDIDX\x00\x00"
@@ -82,10 +90,14 @@ def refusal(path: str) -> NotTokens | None:
     ending = _ending(path)
     if ending == INDEX:
         return NotTokens("is the index of a .bin file", "Name the .bin; its .idx is found beside it.")
-    if ending not in (ARRAY, MEGATRON):
-        remedy = "Name .npy or .bin files, or set data.source to streamed for text and Parquet."
-        return NotTokens("is neither .npy nor .bin, and data.source is tokens", remedy)
+    if ending not in (ARRAY, MEGATRON, *TABLES):
+        remedy = "Name .npy, .bin or .parquet files, or set data.source to streamed for text."
+        return NotTokens("is neither .npy, .bin nor .parquet, and data.source is tokens", remedy)
     return None
+
+
+def is_table(path: str) -> bool:
+    return _ending(path) in TABLES
 
 
 def has_index(path: str) -> bool:
@@ -190,6 +202,43 @@ def megatron_layout(file: IO[bytes], index: IO[bytes]) -> TokenLayout:
     return TokenLayout(header.dtype, size // int(header.dtype[-1]), 0, None)
 
 
+def write_documents(batches: Iterable[tuple[Any, Any]], tokens: IO[bytes], index: IO[bytes]) -> None:
+    """Write documents as a ``.bin`` and its ``.idx``.
+
+    A batch has the documents' lengths, (documents,) int64, and their tokens one after another, int32; both are arrays of
+    NumPy. Raises NotTokens for a document of 2³¹ tokens.
+    """
+    lengths, places, at = bytearray(), bytearray(), 0
+    for counts, values in batches:
+        tokens.write(values.astype("<i4").tobytes())
+        if len(counts) and int(counts.max()) >= 1 << 31:
+            raise NotTokens("has a row of 2³¹ tokens or more", "Split it into several rows.")
+        lengths += counts.astype("<i4").tobytes()
+        ends = at + 4 * counts.cumsum()
+        places += (ends - 4 * counts).astype("<i8").tobytes()
+        at = int(ends[-1]) if len(ends) else at
+    count = len(lengths) // 4
+    code = next(code for code, dtype in _DTYPES.items() if dtype == "i4")
+    index.write(_MEGATRON + _COUNTS.pack(1, code, count, count + 1) + lengths + places)
+    index.write(struct.pack(f"<{count + 1}q", *range(count + 1)))
+
+
+def table_problem(file: IO[bytes], field: str, vocabulary_size: int, tokenizer_digest: str | None) -> NotTokens | None:
+    """Return why a Parquet file's column does not have a model's tokens, by what the footer says; None if nothing is wrong.
+
+    A ``vocabulary_size`` of 0 is unknown, and so is a digest that is None. Raises ValueError for what is no Parquet file.
+    """
+    digest = parquet_bytes.metadata(file).get(DIGEST_KEY)
+    if None not in (digest, tokenizer_digest) and digest != tokenizer_digest:
+        message = f"has tokens of another tokenizer ({DIGEST_KEY} {digest}, but data.tokenizer has {tokenizer_digest})"
+        return NotTokens(message, "Name the tokenizer that made the file, or make the file again.")
+    bounds = parquet_bytes.bounds(file, field)
+    if bounds is not None and vocabulary_size and not 0 <= bounds[0] <= bounds[1] < vocabulary_size:
+        wrong = bounds[0] if bounds[0] < 0 else bounds[1]
+        return too_large(None, wrong, vocabulary_size)
+    return None
+
+
 def beyond(file: IO[bytes], layout: TokenLayout, vocabulary_size: int) -> tuple[int, int] | None:
     """Return place and value of a token that a model of this vocabulary lacks, if one is in the places looked at."""
     step = max(1, -(-max(0, layout.count - BLOCK_TOKENS) // (BLOCKS - 1)))
@@ -205,9 +254,10 @@ def beyond(file: IO[bytes], layout: TokenLayout, vocabulary_size: int) -> tuple[
     return None
 
 
-def too_large(place: int, token: int, vocabulary_size: int) -> NotTokens:
-    """Return the refusal of a token beyond the vocabulary."""
-    message = f"has the token {token:,} (number {place:,}), but the model's vocabulary has {vocabulary_size:,}"
+def too_large(place: int | None, token: int, vocabulary_size: int) -> NotTokens:
+    """Return the refusal of a token beyond the vocabulary, at this place if it is known."""
+    where = "" if place is None else f" (number {place:,})"
+    message = f"has the token {token:,}{where}, but the model's vocabulary has {vocabulary_size:,}"
     return NotTokens(message, "Set model.vocabulary_size to that of the tokenizer that made the file.")
 
 

@@ -362,11 +362,14 @@ def test_fifty_steps_at_a_hundredth_of_the_width_are_those_of_plain_optax(name: 
     trainer = JaxTrainer(spec, built, draw=lambda _: batch)
     trainer.warm_up()
     first = trainer.snapshot(trainer.tensor_shapes()).arrays()
-    parameters = {name: jnp.array(value) for name, value in first.items()}
-    expected = plain_losses(spec, built, parameters)
+    before = {name: jnp.array(value) for name, value in first.items()}
+    expected = plain_losses(spec, built, before)
     losses = [trainer.step(number).loss for number in range(STEPS)]
     assert losses == pytest.approx(expected, abs=1e-4)
-    assert losses[-1] < losses[0]
+    # Compare one batch before and after. At the smallest learning rates, two batches differ by more than 50 steps gain.
+    last = trainer.snapshot(trainer.tensor_shapes()).arrays()
+    after = {name: jnp.asarray(value) for name, value in last.items()}
+    assert float(built.loss(after, batch(0))) < float(built.loss(before, batch(0)))
 
 
 # ── what cannot be read ───────────────────────────────────────────────────────────────────────────────────────────────

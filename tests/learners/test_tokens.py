@@ -5,7 +5,9 @@ from __future__ import annotations
 import struct
 
 import numpy as np
+import pyarrow
 import pytest
+from pyarrow import parquet
 
 from api.auth.code import code_problems
 from learners.streaming.tokens import GptOrder, OrderSize, held_back
@@ -14,6 +16,8 @@ from orchestrator.errors import ConfigurationError, InvalidJobSpec
 from orchestrator.specification.config import parse_job
 from orchestrator.specification.data_check import data_problems
 from orchestrator.system.roots import AllowedRoots
+from orchestrator.text import tokenizer_file
+from tests.learners.tokenizers_of import FAMILIES
 
 LENGTH = 8
 VOCABULARY = 2_000
@@ -247,7 +251,7 @@ def test_names_that_are_never_tokens_are_refused_before_any_file_is_opened(make_
         parse_job(make_job(data={"source": "tokens", "sources": sources}))
     named = [str(problem) for problem in refused.value.problems]
     assert "is the index of a .bin file" in named[0]
-    assert "is neither .npy nor .bin" in named[1]
+    assert "is neither .npy, .bin nor .parquet" in named[1]
     assert "is in a store" in named[2]
     with pytest.raises(InvalidJobSpec, match=r"If they are tokens, set data\.source to tokens"):
         parse_job(make_job(data={"source": "streamed", "sources": [{"name": "web", "files": ["/a/web.npy"]}]}))
@@ -341,3 +345,105 @@ def test_the_code_of_ones_own_source_must_be_of_an_allowed_package() -> None:
     (problem,) = code_problems({"data": {"source": "mylab_rows:rows"}}, ("learners",))
     assert problem.path == "data.source"
     assert code_problems({"data": {"source": "streamed"}}, ("learners",)) == ()
+
+
+# ── Parquet ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def table(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+    def write(name, documents, field="input_ids", kind=None, **noted):
+        column = pyarrow.array(documents, kind or pyarrow.list_(pyarrow.int32()))
+        written = pyarrow.table({"id": list(range(len(documents))), field: column})
+        parquet.write_table(written.replace_schema_metadata(noted), tmp_path / name, row_group_size=7)
+        return str(tmp_path / name)
+
+    return write
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [pyarrow.list_(pyarrow.int64()), pyarrow.large_list(pyarrow.uint16())],
+    ids=["of int64", "large, of uint16"],
+)
+def test_a_column_of_lists_is_drawn_in_megatrons_order_over_epochs_and_resumptions(make_text, table, kind) -> None:
+    documents = [*numbered(np.random.default_rng(3).integers(0, 30, 60)), None, []]
+    section = {"name": "web", "files": [table("web.parquet", documents, kind=kind)]}
+    section["held_out"] = [table("reserved.parquet", [list(range(1_500, 1_600))])]
+    documents[-2] = []
+    expected = reference(documents, LENGTH, 7) + reference(documents, LENGTH, 8)
+    shards = [drawn(make_text([section], seed=7), shard, 3, 20) for shard in range(3)]
+    assert [shards[g % 3][g // 3] for g in range(120)] == expected[:120]
+    before = [drawn(make_text([section]), shard, 2, cursor) for shard, cursor in ((0, 9), (1, 5))]
+    after = [one for shard in range(3) for one in drawn(make_text([section], legs=[(2, (9, 5))]), shard, 3, 5)]
+    assert len({tuple(sequence) for part in (*before, after) for sequence in part}) == 2 * 14 + 3 * 10
+
+
+def test_a_node_copies_the_tokens_of_a_table_once_and_those_of_a_changed_one_again(make_text, table, tmp_path) -> None:
+    section = {"name": "web", "files": [table("web.parquet", numbered([9] * 30))]}
+    first = drawn(make_text([section]), 0, 1, 9)
+    (copy,) = (tmp_path / "cache").rglob("*.bin")
+    written_at = copy.stat().st_mtime_ns
+    assert drawn(make_text([section]), 0, 1, 9) == first
+    assert [one.stat().st_mtime_ns for one in (tmp_path / "cache").rglob("*.bin")] == [written_at]
+    table("web.parquet", numbered([10] * 30))
+    assert drawn(make_text([section]), 0, 1, 9) != first
+    assert not list((tmp_path / "cache").rglob("*.draft"))
+
+
+def test_a_table_that_does_not_have_the_models_tokens_is_refused_at_submission(table, tmp_path, make_job) -> None:
+    def refused(path) -> str:
+        (problem,) = problems_of(tmp_path, make_job, path)
+        return problem
+
+    assert problems_of(tmp_path, make_job, table("good.parquet", numbered([20] * 9))) == []
+    documents = [[1, 2], [3, VOCABULARY, 4], [5]]
+    assert "has the token 2,000, but the model's vocabulary has 2,000. Set" in refused(table("big.pq", documents))
+    assert "has the token -7, but the model's" in refused(table("negative.pq", [[1], [-7]]))
+    assert "input_ids', but" in (other := refused(table("other.parquet", documents, "tokens")))
+    assert "has no such column; it has 'id', 'tokens'. Set it to the column that has the tokens." in other
+    assert other.startswith("data.sources.0.token_field: is 'input_ids'")
+    for name, kind, rows in (
+        ("flat", pyarrow.int32(), [1, 2]),
+        ("texts", pyarrow.list_(pyarrow.string()), [["a"]]),
+        ("floats", pyarrow.list_(pyarrow.float32()), [[1.0]]),
+        ("deep", pyarrow.list_(pyarrow.list_(pyarrow.int32())), [[[1]]]),
+        ("times", pyarrow.list_(pyarrow.timestamp("us")), [[1]]),
+    ):
+        assert "in that column, not lists of integers. Set" in refused(table(f"{name}.parquet", rows, kind=kind))
+    (tmp_path / "cut.parquet").write_bytes((tmp_path / "good.parquet").read_bytes()[:-20])
+    assert "cannot be read as Parquet" in refused(tmp_path / "cut.parquet")
+
+
+def test_a_table_of_another_tokenizer_is_refused_if_it_says_so(table, tmp_path, make_job) -> None:
+    tokenizer = FAMILIES["llama 3, instructed"].write(tmp_path)
+
+    def problems(**noted) -> list[str]:
+        data = {"source": "tokens", "sources": [{"name": "web", "files": [table("web.pq", [[1] * 30], **noted)]}]}
+        spec = parse_job(make_job(data=data | {"tokenizer": str(tokenizer)}, model={"vocabulary_size": VOCABULARY}))
+        return [str(problem) for problem in data_problems(spec, AllowedRoots.only(tmp_path))]
+
+    own = tokenizer_file.read(AllowedRoots.only(tmp_path), str(tokenizer)).digest
+    assert problems() == problems(tokenizer_digest=own) == []
+    (problem,) = problems(tokenizer_digest="0" * len(own))
+    assert "has tokens of another tokenizer (tokenizer_digest 000" in problem
+    assert "Name the tokenizer that made the file" in problem
+
+
+def test_what_only_an_islands_reading_finds_in_a_table_is_named(make_text, table, tmp_path) -> None:
+    for words, path in (
+        (
+            r"a row from 0 on has a null instead of a token. Write the file again",
+            table("null.parquet", [[1, None]] * 9),
+        ),
+        (r"has int64 in the column 'id', not lists of integers", table("flat.parquet", [[1]] * 9)),
+    ):
+        section = {"name": "web", "files": [path], "token_field": "id" if "flat" in path else "input_ids"}
+        with pytest.raises(ConfigurationError, match=words):
+            make_text([section]).draw(0, 1)
+    (tmp_path / "cache").rename(tmp_path / "aside")
+    (tmp_path / "cache").touch()
+    with pytest.raises(ConfigurationError, match=r"cannot be written to the user's cache .* set XDG_CACHE_HOME"):
+        make_text([{"name": "web", "files": [table("web.parquet", [[1] * 30])]}]).draw(0, 1)

@@ -9,6 +9,11 @@ of theirs are exported, merged and as PEFT has them, and peft loads these on top
 the same tokens, and the same of them are answers, by the templates of ``chats``. Each line is the largest
 difference of a logit, in standard deviations of the logits. Exits with 1 if one is above ``GOAL``, a text or a conversation
 has other tokens there, or something was lost.
+
+``python -m tests.parity published FOLDER`` (``make published``) continues a published model, SmolLM2-135M-Instruct, whose
+GGUF file is somewhere in FOLDER. A real service trains it on two islands, on the source code of Python, and exports it.
+Prints the held-out loss and an answer, before and after. Exits with 1 if the loss did not fall, or if an answer does not
+name Paris.
 """
 
 from __future__ import annotations
@@ -19,6 +24,7 @@ import subprocess
 import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -61,6 +67,7 @@ TEXTS = (
 )
 ADAPTED = ("llama", "qwen3", "gemma3")
 JOB = {"islands": [{"node_group": "here"}], "budget": {"steps": 1}}
+GROUPS = {"node_groups": [{"name": name, "region": name, "cpus": 2} for name in ("east", "west")]}
 VOCABULARY_SIZE = 360
 """Of the trained tokenizers, at most."""
 
@@ -110,8 +117,52 @@ def main() -> int:
     return int(max(differences.values()) > GOAL or not all(retold.values()) or bool(lost) or is_unlike)
 
 
-def reference(command: str, folder: Path) -> None:
-    subprocess.run([PYTHON, REFERENCE, command, folder], check=True)
+def reference(command: str, folder: Path) -> str:
+    return subprocess.run([PYTHON, REFERENCE, command, folder], check=True, stdout=subprocess.PIPE, text=True).stdout
+
+
+def published(model: Path) -> dict[str, Any]:
+    """Return the job that continues the model, small enough for two cores and some minutes."""
+    return {
+        "name": "smollm2",
+        "model": {"initial_weights": str(model), "compute_dtype": "float32", "remat": "full"},
+        "data": {"source": "builtin", "tokenizer": str(model / "tokenizer.json"), "sequence_length": 64},
+        "islands": [{"node_group": "east", "batch_size": 2}, {"node_group": "west", "batch_size": 2}],
+        "budget": {"steps": 12},
+        "training": {"inner_optimizer": {"lr": 5e-5, "warmup_steps": 2}},
+        "synchroniser": {"interval_steps": 3, "overlap_steps": 1, "fragments": 3},
+        "evaluation": {"every_merges": 6, "sequences": 8},
+    }
+
+
+def continue_published(folder: Path) -> int:
+    """Continue SmolLM2 on two islands; see the module."""
+    model = folder / "model"
+    if not model.exists():
+        reference("unpack", folder)
+    home, runs, after = folder / "home", folder / "runs", folder / "after"
+    for each in (home, runs, after):
+        shutil.rmtree(each, ignore_errors=True)
+    (folder / "groups.yaml").write_text(json.dumps(GROUPS))
+    (folder / "job.yaml").write_text(json.dumps(published(model)))
+
+    def atoll(*arguments: str | Path) -> str:
+        command = [Path(sys.executable).with_name("atoll"), *arguments, "--home", home]
+        return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+
+    before_text = reference("ask", model)
+    try:
+        atoll("up", "--runs", runs, "--data", folder, "--groups", folder / "groups.yaml")
+        atoll("submit", folder / "job.yaml", "--watch")
+        report = json.loads(atoll("report", "latest", "--json"))
+        atoll("export", "latest", "--format", "huggingface", "--out", after, "--dtype", "bfloat16", "--shard-gb", "0.1")
+    finally:
+        atoll("down")
+    first, last = report["loss_initial"], report["loss_final"]
+    after_text = reference("ask", after)
+    print(f"held-out loss {first:.4f} at version 0, {last:.4f} at the end")
+    print(f"before  {before_text.strip()}\nafter   {after_text.strip()}")
+    return int(not last < first or "Paris" not in after_text or "Paris" not in before_text)
 
 
 def imported(folder: Path, tokens: np.ndarray) -> float:
@@ -264,4 +315,4 @@ def apart(one: np.ndarray, other: np.ndarray) -> float:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(continue_published(Path(sys.argv[2]).resolve()) if sys.argv[1:2] == ["published"] else main())

@@ -8,6 +8,8 @@
     python reference.py measure FOLDER    writes the logits of each checkpoint in it, as transformers loads them, and of each
                                           adapter as peft does, and, where it has a tokenizer, that one's tokens of
                                           ``texts.json`` and ``facts``
+    python reference.py unpack FOLDER     writes into FOLDER/model the published model whose GGUF file is in FOLDER
+    python reference.py ask FOLDER        prints what the chat model in FOLDER answers to ``QUESTION``
 
 Run as a file: nothing of ours can be imported here.
 """
@@ -42,6 +44,7 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32,
 }
+QUESTION = "What is the capital of France?"
 YARN = {
     "rope_type": "yarn",
     "rope_theta": 10_000.0,
@@ -147,6 +150,25 @@ def kind_of(config: transformers.PreTrainedConfig) -> type:
     return transformers.AutoModelForImageTextToText if sees else transformers.AutoModelForCausalLM
 
 
+def unpack(folder: Path) -> None:
+    (file,) = folder.rglob("*.gguf")
+    load = transformers.AutoModelForCausalLM.from_pretrained
+    model = load(file.parent, gguf_file=file.name, dtype=torch.float32)
+    model.hf_quantizer = None  # its weights are numbers again; otherwise transformers does not save them
+    del model.config.quantization_config
+    model.to(torch.bfloat16).save_pretrained(folder / "model", max_shard_size="100MB")
+    transformers.AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name).save_pretrained(folder / "model")
+
+
+def ask(folder: Path) -> None:
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    chat = [{"role": "user", "content": QUESTION}]
+    asked = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_tensors="pt", return_dict=True)
+    written = model.generate(**asked, max_new_tokens=24, do_sample=False)
+    print(tokenizer.decode(written[0, asked["input_ids"].shape[1] :], skip_special_tokens=True))
+
+
 def measure(folder: Path) -> None:
     tokens = torch.from_numpy(np.load(folder / "tokens.npy"))
     for config in sorted(folder.glob("*/config.json")):
@@ -220,4 +242,5 @@ def facts(model: transformers.PreTrainedModel, tokenizer: transformers.PreTraine
 if __name__ == "__main__":
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
-    {"build": build, "measure": measure, "chat": chat, "answer": answer}[sys.argv[1]](Path(sys.argv[2]), *sys.argv[3:])
+    commands = {"build": build, "measure": measure, "chat": chat, "answer": answer, "unpack": unpack, "ask": ask}
+    commands[sys.argv[1]](Path(sys.argv[2]), *sys.argv[3:])
