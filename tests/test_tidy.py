@@ -94,7 +94,7 @@ MAY_IMPORT = {
         """,
         "orchestrator.chaos": """
             orchestrator.accounting orchestrator.core orchestrator.errors orchestrator.simulation
-            orchestrator.simulation.impairment orchestrator.specification.bounds
+            orchestrator.specification.bounds
             orchestrator.specification.sections orchestrator.specification.validation orchestrator.system
             pydantic pydantic_core
         """,

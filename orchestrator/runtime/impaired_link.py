@@ -1,4 +1,4 @@
-"""The impaired link to one island: injected faults (``simulation.impairment``) delay, corrupt or drop what it carries.
+"""The impaired link to one island: injected faults (``core.faults``) delay, corrupt or drop what it carries.
 
 An answer, or a failure, during a cut arrives at its end; bytes on a slow link take their time; a payload may come
 spoilt, late, or not at all. Every wait ends when the link is closed, and soon after the impairment was cleared. Refuses
@@ -14,9 +14,8 @@ from typing import TypeVar, assert_never
 import ray
 from ray.exceptions import RayError
 
-from orchestrator.core.faults import Corrupt, Delay, Drop
+from orchestrator.core.faults import Corrupt, Delay, Drop, LinkImpairment
 from orchestrator.runtime.published import Content, spoiled
-from orchestrator.simulation.impairment import LinkImpairment
 
 SLICE_S = 0.1
 """How soon it is noticed that a cut, or slowness, was called off."""

@@ -22,6 +22,7 @@ from ray.exceptions import ActorDiedError, RayError
 from orchestrator.actors import ActorHandle, IslandInterface, SavedPlace
 from orchestrator.core import effects as f
 from orchestrator.core import events, saving
+from orchestrator.core.faults import LinkImpairment
 from orchestrator.core.messages import Announcement, CatchUpFailure
 from orchestrator.core.vocabulary import Epoch, FragmentId, Incarnation, IslandId, Life, ReleaseReason, Version
 from orchestrator.errors import first_line, in_words
@@ -37,7 +38,6 @@ from orchestrator.runtime.report_link import Connection
 from orchestrator.runtime.settings import island_name, rank_name, synchroniser_name
 from orchestrator.runtime.shard_worker import ShardWorker
 from orchestrator.runtime.supervision import Helper
-from orchestrator.simulation.impairment import LinkImpairment
 
 log = logging.getLogger(__name__)
 ANSWER_TIMEOUT_S = 10.0

@@ -23,6 +23,7 @@ from typing import NamedTuple, Protocol, TypeVar
 
 from orchestrator.core.effects import Evaluate
 from orchestrator.core.events import Event
+from orchestrator.core.faults import LinkImpairment
 from orchestrator.core.messages import IslandReport, LeftState, Offer, Progress
 from orchestrator.core.vocabulary import (
     NO_ANCHOR,
@@ -49,7 +50,6 @@ from orchestrator.replica.replica import (
     reports_of,
 )
 from orchestrator.replica.work import AdoptionRule, Odometer
-from orchestrator.simulation.impairment import LinkImpairment
 from orchestrator.simulation.plan import IncarnationStart, Latency, Pace, WorldPlan
 
 

@@ -16,9 +16,8 @@ from api.routes import dependencies
 from orchestrator.chaos.plan import ISLANDLESS, NEEDS, PLANNED, TAKES, FaultSection, describe
 from orchestrator.core import faults
 from orchestrator.core.commands import Inject
-from orchestrator.core.faults import CLASSES, Fault, JobFault, Kind, LinkFault, fault_of, flat
+from orchestrator.core.faults import CLASSES, Fault, JobFault, Kind, LinkFault, LinkImpairment, fault_of, flat
 from orchestrator.simulation.faults import simulated_fault
-from orchestrator.simulation.impairment import LinkImpairment
 from orchestrator.tape.codec import decode_command, encode_command
 
 VALUES: dict[str, Any] = {

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.core.faults import Corrupt, Cut, Delay, Drop, Slow, fault_of
-from orchestrator.simulation.impairment import LinkImpairment
+from orchestrator.core.faults import Corrupt, Cut, Delay, Drop, LinkImpairment, Slow, fault_of
 
 
 def impaired(kind: str, now: float = 100.0, **numbers: float) -> LinkImpairment:
