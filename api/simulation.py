@@ -7,7 +7,7 @@ is several runs, and every tape is named after its run: out.jsonl becomes out-de
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from math import inf
 from pathlib import Path
@@ -21,6 +21,7 @@ from orchestrator.tape.storage import TapeWriter
 
 if TYPE_CHECKING:
     from orchestrator.report.simulated import Line
+    from orchestrator.simulation.planner import Fleet, Planned
     from orchestrator.simulation.published import Cell, Table
     from orchestrator.simulation.run import Simulated
 
@@ -272,3 +273,54 @@ def _curve_name(row: str) -> str:
         if row.startswith(long):
             return short + row.removeprefix(long)
     return row
+
+
+# ── plans ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def plan_words(fleet: Fleet, outcome: Planned) -> Iterator[str]:
+    """Yield what was planned, the settings for the line, the memory, and what was assumed."""
+    best, settings = outcome.best, outcome.best.settings
+    yield (
+        f"{amount(fleet.parameters)} parameters, {fleet.islands} islands, each of {fleet.hosts} × {fleet.accelerators} "
+        f"accelerators. A host dies every {span(fleet.mtbf_host)} and is back after {span(fleet.host_return)}: an island "
+        f"dies every {span(1.0 / fleet.death_rate)} and trains again after {span(fleet.outage_s)}."
+    )
+    changes = outcome.advice.changes(outcome.current)
+    words = ", ".join(f"{name} {value}" for name, value in changes.items())
+    yield (
+        f"H = {settings.interval_steps}, P = {settings.fragments}, τ = {settings.overlap_steps}, {settings.codec}"
+        + (f" (change {words})" if changes else "")
+        + f": {percent(best.line_use)} of each line, and {best.synchroniser_bits_per_s / 1e9:.3g} Gbps each way at the "
+        f"synchroniser{'' if fleet.shards == 1 else f', shared by {fleet.shards} shards'}."
+    )
+    yield (
+        f"Memory: {best.host_bytes / 1e9:.3g} GB of each host, {best.accelerator_bytes / 1e9:.3g} GB and activations of "
+        f"each accelerator, {best.shard_bytes / 1e9:.3g} GB of {'the synchroniser' if fleet.shards == 1 else 'each shard'}."
+    )
+    if outcome.data_parallel is None or outcome.data_parallel.line_use > 1.0:
+        needed = "" if outcome.data_parallel is None else f" ({outcome.data_parallel.line_use:.3g} times the line)"
+        yield f"Data-parallel over these lines waits for its all-reduce in each step{needed}."
+    yield (
+        f"Assumed: {amount(fleet.tokens_per_step)} tokens in an island's step of {fleet.step_s:g} s, "
+        f"{amount(fleet.budget)} tokens in all."
+    )
+
+
+def plan_table(fleet: Fleet, outcome: Planned) -> Listing:
+    from orchestrator.simulation.planner import rows
+
+    columns = ("goodput", "time", *(() if fleet.price is None else ("money",)))
+    listing = _table("", *columns)
+    for name, plan in rows(outcome):
+        money = () if plan.money is None else (f"{plan.money:,.0f}",)
+        listing.add_row(name, with_error(plan.goodput, plan.spread), span(plan.seconds), *money)
+    return listing
+
+
+def amount(value: float) -> str:
+    """Return a large number with a letter: 8B, 1.05M."""
+    for unit, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if value >= unit:
+            return f"{value / unit:.3g}{letter}"
+    return f"{value:g}"

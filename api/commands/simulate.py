@@ -1,4 +1,4 @@
-"""`atoll simulate` and `atoll reproduce`: a fleet in virtual time, and published tables anew. They need no service.
+"""`atoll simulate`, `atoll plan` and `atoll reproduce`: a fleet in virtual time, by formulas, and as published. No service.
 
 This module handles the options, shows progress on stderr and prints, writes and draws the results.
 ``orchestrator.simulation`` computes them. Ctrl-C prints what was simulated until then and exits with code 130.
@@ -32,6 +32,32 @@ SeedOption = Annotated[
 ]
 TapeOption = Annotated[Path | None, typer.Option("--tape", help="Write the run to a new tape.", metavar="OUT")]
 PlotOption = Annotated[Path | None, typer.Option("--plot", help="Draw the result.", metavar="OUT.svg")]
+PlanJobArgument = Annotated[
+    Path | None,
+    typer.Argument(metavar="[JOB.yaml]", help="A job whose model, islands, tokens and settings are planned."),
+]
+ParametersOption = Annotated[str | None, typer.Option(metavar="N", help="Trained parameters, such as 8e9.")]
+IslandsOption = Annotated[str | None, typer.Option(metavar="N", help="Islands.")]
+HostsOption = Annotated[str | None, typer.Option(metavar="N", help="Hosts of each island. It dies with any of them.")]
+AcceleratorsOption = Annotated[str | None, typer.Option(metavar="N", help="Accelerators of each host. Default: 8.")]
+MtbfOption = Annotated[str | None, typer.Option("--mtbf-host", metavar="TIME", help="Mean time until a host dies: 3d.")]
+LineOption = Annotated[str | None, typer.Option(metavar="SPEED", help="An island's line, each way, such as 5Gbps.")]
+RoundTripOption = Annotated[str | None, typer.Option(metavar="TIME", help="Its round trip. Default: 60ms.")]
+StepOption = Annotated[str | None, typer.Option("--step-s", metavar="TIME", help="An inner step.")]
+ReturnOption = Annotated[
+    str | None, typer.Option("--host-return", metavar="TIME", help="Until a dead host is replaced. Default: 15min.")
+]
+StartOption = Annotated[
+    str | None, typer.Option("--start", metavar="TIME", help="Start of an island's processes. Default: 90s.")
+]
+PerStepOption = Annotated[
+    str | None, typer.Option("--tokens-per-step", metavar="N", help="Tokens of one island's step. Default: 1048576.")
+]
+TokensOption = Annotated[str | None, typer.Option(metavar="N", help="Token budget. Default: 20 for each parameter.")]
+ShardsOption = Annotated[str | None, typer.Option(metavar="N", help="Shards of the synchroniser. Default: 1.")]
+PriceOption = Annotated[
+    str | None, typer.Option(metavar="KIND=PRICE", help="Price of an accelerator and hour, such as gpu=2.10.")
+]
 TablesArgument = Annotated[
     list[str] | None, typer.Argument(metavar="[TABLE]...", help="Tables to compute. Default: all.", show_default=False)
 ]
@@ -59,6 +85,60 @@ def simulate(
             detail=f"{plot} cannot be written: the folder {plot.absolute().parent} does not exist."
         )
     _run_spec(file, seed, tape, plot, as_json)
+
+
+def plan(
+    job: PlanJobArgument = None,
+    parameters: ParametersOption = None,
+    islands: IslandsOption = None,
+    hosts: HostsOption = None,
+    accelerators: AcceleratorsOption = None,
+    mtbf_host: MtbfOption = None,
+    line: LineOption = None,
+    round_trip: RoundTripOption = None,
+    step_s: StepOption = None,
+    host_return: ReturnOption = None,
+    start: StartOption = None,
+    tokens_per_step: PerStepOption = None,
+    tokens: TokensOption = None,
+    shards: ShardsOption = None,
+    price: PriceOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Plan a fleet before paying: goodput, H, P, τ and codec for its lines, memory, standbys, time and money.
+
+    The formulas are those of `atoll doctor --lines` and of the fleet simulator. Options count before the job's figures.
+    """
+    from api.simulation import plan_table, plan_words
+    from orchestrator.simulation import planner
+    from orchestrator.specification.config import parse_job, read_document
+
+    typed = {
+        "parameters": parameters,
+        "islands": islands,
+        "hosts": hosts,
+        "accelerators": accelerators,
+        "mtbf_host": mtbf_host,
+        "line": line,
+        "round_trip": round_trip,
+        "step_s": step_s,
+        "host_return": host_return,
+        "start": start,
+        "tokens_per_step": tokens_per_step,
+        "tokens": tokens,
+        "shards": shards,
+        "price": None if price is None else price.rpartition("=")[2],
+    }
+    typed = {name: value for name, value in typed.items() if value is not None}
+    figures, settings = planner.of_job(parse_job(read_document(job))) if job is not None else ({}, None)
+    fleet = planner.fleet_of({**figures, **typed})
+    outcome = planner.planned(fleet, settings)
+    if as_json:
+        print_json({"fleet": fleet.model_dump(), "plans": planner.plain(outcome)})
+        return
+    for text in plan_words(fleet, outcome):
+        echo(text)
+    console().print(plan_table(fleet, outcome))
 
 
 def _run_spec(file: Path, seed: int | None, tape: Path | None, plot: Path | None, as_json: bool) -> None:
@@ -198,4 +278,5 @@ class Progress:
 
 def register(app: typer.Typer) -> None:
     app.command(rich_help_panel="Science")(simulate)
+    app.command(rich_help_panel="Science")(plan)
     app.command(rich_help_panel="Science")(reproduce)

@@ -1,0 +1,270 @@
+"""What a fleet would reach before anybody pays: goodput, settings, memory, time and money, by closed forms.
+
+A fleet is M islands of h hosts each. An island is a gang: if one of its hosts dies, the island dies, and its place is empty
+until a host and its processes are back (``Fleet.outage_s``). k more islands may stand by, which follow Θ and take over.
+
+    λ = h/MTBF                       deaths of an island's hosts a second
+    R = return + start + 8·16·N/B    until the island trains again: its host, its processes, its state over its line
+    q = 1 − e^(−λR)                  the part of the time in which a gang is away: a further death meanwhile begins R anew
+    u = E[min(M, M + k − X)]/M       X ~ Binomial(M + k, q): the part of the M islands that train
+    c = (H/2 + w)·T (+ takeover)     lost with each death: what was not merged yet, of which w steps were on their way
+    goodput = u·(1 − λc)
+    spread² = V·q/(λ·t) + n·(c/(M·t))²
+                                     in t seconds: V the variance of min(M, M + k − X)/M, n = λMt deaths
+
+H, τ, P and the codec are the least change of the defaults with which a fragment returns in time (``line_advice``).
+
+The data-parallel row is one job of all M·h hosts, which trains only while all are there. Each death costs return and start,
+and the work since the last checkpoint at the best interval, √(2·save·Λ) of the time with Λ = Mh/MTBF (Young 1974). Its
+all-reduce crosses the same lines.
+
+``tests/simulation/test_planner.py`` compares these forms with the simulated protocol, which has the core's own decisions.
+Activations are not part of the memory, and the cost of larger H for the model is not part of the goodput: see the results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from math import exp, expm1, fsum, inf, lgamma, log, log1p, sqrt
+from typing import Any
+
+from pydantic import Field, ValidationError
+
+from orchestrator.core.vocabulary import Duration
+from orchestrator.errors import ConfigurationError, InvalidJobSpec
+from orchestrator.simulation.bandwidth import Traffic, exchange_of, utilisation
+from orchestrator.simulation.line_advice import INTERVAL_MAX, Advice, Demand, Line, SyncSettings, advised, bits_of
+from orchestrator.simulation.spec import Bandwidth, Number, PositiveSeconds, Seconds
+from orchestrator.specification.config import JobSpec
+from orchestrator.specification.memory_budget import (
+    GRADIENT_BYTES,
+    TRAINER_STATE_BYTES,
+    island_bytes_per_parameter,
+    parameter_count_of,
+    shard_bytes_per_parameter,
+)
+from orchestrator.specification.sections import Section, SynchroniserSection
+from orchestrator.specification.validation import problems_of
+
+STATE_BYTES = TRAINER_STATE_BYTES + 4.0
+"""Bytes per parameter that a new island receives: parameters, moments and Θ."""
+TAKEOVER_S: Duration = 3.0
+"""From the death of an island until one that stands by trains in its place."""
+SAVE_S: Duration = 30.0
+"""What a checkpoint of the data-parallel job takes."""
+TOKENS_PER_PARAMETER = 20.0
+"""The default budget, of which Hoffmann et al. (arXiv:2203.15556) found that it suits a compute budget best."""
+STANDBYS_MAX = 4
+LINE = "the line"
+
+
+class Fleet(Section):
+    """Describes what could be bought. Durations are in seconds; ``line`` is in bits per second each way, for one island."""
+
+    parameters: Number
+    islands: Number = Field(le=4096)
+    hosts: Number = Field(1, le=65_536)
+    mtbf_host: PositiveSeconds
+    line: Bandwidth
+    step_s: PositiveSeconds
+    round_trip: Seconds = 0.06
+    host_return: Seconds = 900.0
+    start: Seconds = 90.0
+    accelerators: Number = 8
+    tokens_per_step: Number = 1_048_576
+    tokens: Number | None = None
+    shards: Number = 1
+    price: float | None = Field(None, ge=0.0, le=1e6)
+
+    @property
+    def budget(self) -> float:
+        return self.tokens or TOKENS_PER_PARAMETER * self.parameters
+
+    @property
+    def death_rate(self) -> float:
+        """λ"""
+        return self.hosts / self.mtbf_host
+
+    @property
+    def outage_s(self) -> Duration:
+        """R"""
+        return self.host_return + self.start + 8.0 * STATE_BYTES * self.parameters / self.line
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Says what a fleet reaches with so many standbys. ``spread`` is a standard deviation, money in the price's currency.
+
+    Bytes are those of one host, of one accelerator without activations, and of one shard of the synchroniser.
+    """
+
+    settings: SyncSettings
+    standbys: int
+    goodput: float
+    spread: float
+    seconds: Duration
+    money: float | None
+    line_use: float
+    host_bytes: float
+    accelerator_bytes: float
+    shard_bytes: float
+    synchroniser_bits_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """The best plan, all others from the next best on, what data-parallel would reach, and the advice on ``current``."""
+
+    current: SyncSettings
+    best: Plan
+    others: tuple[Plan, ...]
+    data_parallel: Plan | None
+    advice: Advice
+
+
+def fleet_of(document: Mapping[str, Any]) -> Fleet:
+    """Return the fleet of these figures. Raises InvalidJobSpec with all problems, named as options of `atoll plan`."""
+    try:
+        return Fleet.model_validate(dict(document))
+    except ValidationError as error:
+        wrong = problems_of(error, unknown="Remove it.", missing="Give it.", model=Fleet)
+        problems = tuple(replace(one, path="--" + one.path.replace("_", "-")) for one in wrong)
+        raise InvalidJobSpec(detail="the fleet cannot be planned", problems=problems) from None
+
+
+def of_job(spec: JobSpec) -> tuple[dict[str, Any], SyncSettings]:
+    """Return the figures of a job, as far as it has them, and its settings. The largest entry of islands counts for all."""
+    largest = max(spec.islands, key=lambda entry: (entry.count, entry.hosts))
+    sync = spec.synchroniser
+    figures = {
+        "parameters": parameter_count_of(spec),
+        "islands": spec.island_count,
+        "hosts": largest.hosts,
+        "accelerators": largest.accelerators or 1,
+        "tokens_per_step": spec.batch_size_of(largest) * spec.data.sequence_length,
+        "tokens": spec.token_budget,
+        "shards": sync.shards,
+        "step_s": spec.synthetic.step_s if spec.trainer.is_synthetic else None,
+    }
+    codec = max((sync.wire.up, sync.wire.down), key=bits_of)
+    settings = SyncSettings(sync.interval_steps, sync.overlap_steps, sync.fragments, codec)
+    return {name: value for name, value in figures.items() if value is not None}, settings
+
+
+def planned(fleet: Fleet, current: SyncSettings | None = None) -> Planned:
+    """Return plans by what they cost, or by time if there is no price. Raises ConfigurationError if the line is too thin."""
+    usual = SynchroniserSection.model_construct()
+    if current is None:
+        current = SyncSettings(usual.interval_steps, usual.overlap_steps or 0, usual.fragments, usual.wire.up)
+    demand = Demand(float(fleet.parameters), fleet.step_s, {LINE: 1})
+    advice = advised([Line(LINE, fleet.round_trip, fleet.line)], demand, current)
+    if advice.settings is None:
+        needed = advice.needed_bits_per_second
+        raise ConfigurationError(
+            detail=f"The line of {fleet.line / 1e9:g} Gbps is too thin by {needed / fleet.line:.3g} times: "
+            f"{needed / 1e9:.3g} Gbps are needed with H = {current.interval_steps}, and no H up to {INTERVAL_MAX:,}, "
+            "τ, P or codec suffices. Give a faster line, fewer parameters or longer steps."
+        )
+    plans = [_plan(fleet, advice.settings, standbys) for standbys in range(min(STANDBYS_MAX, fleet.islands) + 1)]
+    best, *others = sorted(plans, key=lambda plan: (plan.seconds if plan.money is None else plan.money, plan.standbys))
+    return Planned(current, best, tuple(others), _data_parallel(fleet), advice)
+
+
+def goodput_of(fleet: Fleet, settings: SyncSettings, standbys: int = 0) -> tuple[float, Callable[[Duration], float]]:
+    """Return the goodput, and a function of a job's time that returns its standard deviation."""
+    rate, islands, gangs = fleet.death_rate, fleet.islands, fleet.islands + standbys
+    lost_steps = settings.interval_steps / 2 + _way_steps(fleet, settings)
+    lost_s = lost_steps * fleet.step_s + (TAKEOVER_S if standbys else 0.0)
+    away = -expm1(-rate * fleet.outage_s)
+    chances = _binomial(gangs, away)
+    there = [min(islands, gangs - x) / islands for x in range(gangs + 1)]
+    mean = fsum(part * chance for part, chance in zip(there, chances, strict=True))
+    variance = fsum((part - mean) ** 2 * chance for part, chance in zip(there, chances, strict=True))
+    goodput = mean * max(0.0, 1.0 - rate * lost_s)
+
+    def spread(seconds: Duration) -> float:
+        of_deaths = rate * lost_s**2 / (islands * seconds)
+        return min(sqrt(variance * away / (rate * seconds) + of_deaths), sqrt(goodput * (1.0 - goodput)))
+
+    return goodput, spread
+
+
+def _binomial(count: int, chance: float) -> list[float]:
+    """Return the chance of each number of successes among ``count``."""
+    if not 0.0 < chance < 1.0:
+        return [float(x == count * round(chance)) for x in range(count + 1)]
+    whole = lgamma(count + 1)
+    ways = (whole - lgamma(x + 1) - lgamma(count - x + 1) for x in range(count + 1))
+    return [exp(way + x * log(chance) + (count - x) * log1p(-chance)) for x, way in enumerate(ways)]
+
+
+def _plan(fleet: Fleet, settings: SyncSettings, standbys: int) -> Plan:
+    goodput, spread = goodput_of(fleet, settings, standbys)
+    seconds = _seconds(fleet, goodput)
+    per_gap = fleet.parameters * bits_of(settings.codec) / settings.interval_steps / fleet.step_s
+    n = float(fleet.parameters)
+    return Plan(
+        settings,
+        standbys,
+        goodput,
+        spread(seconds),
+        seconds,
+        _money(fleet, fleet.islands + standbys, seconds),
+        per_gap / fleet.line,
+        n * island_bytes_per_parameter(on_cpu=False, saves=True) / fleet.hosts,
+        n * (TRAINER_STATE_BYTES + GRADIENT_BYTES) / fleet.hosts / fleet.accelerators,
+        n * shard_bytes_per_parameter(fleet.islands, settings.fragments, settings.codec, settings.codec) / fleet.shards,
+        per_gap * (fleet.islands + standbys),
+    )
+
+
+def _data_parallel(fleet: Fleet) -> Plan | None:
+    """Return what one job of all hosts reaches, or None if its all-reduce does not get over the line."""
+    traffic = Traffic(float(fleet.parameters), fleet.step_s, fleet.islands, round_trip_s=fleet.round_trip)
+    stepping = utilisation(exchange_of("data-parallel", traffic), fleet.line) if fleet.islands > 1 else 1.0
+    rate = fleet.islands * fleet.death_rate
+    outage = fleet.host_return + fleet.start
+    goodput = stepping * max(0.0, 1.0 - sqrt(2.0 * SAVE_S * rate)) * exp(-rate * outage)
+    if goodput <= 0.0:
+        return None
+    seconds = _seconds(fleet, goodput)
+    spread = min(sqrt(rate / seconds) * outage * goodput, sqrt(goodput * (1.0 - goodput)))
+    settings = SyncSettings(1, 0, 1, "bfloat16")
+    return replace(
+        _plan(fleet, settings, 0),
+        goodput=goodput,
+        spread=spread,
+        seconds=seconds,
+        money=_money(fleet, fleet.islands, seconds),
+    )
+
+
+def _seconds(fleet: Fleet, goodput: float) -> Duration:
+    """Return the time to the budget."""
+    return fleet.budget * fleet.step_s / (fleet.islands * fleet.tokens_per_step * goodput) if goodput else inf
+
+
+def _money(fleet: Fleet, gangs: int, seconds: Duration) -> float | None:
+    if fleet.price is None:
+        return None
+    return gangs * fleet.hosts * fleet.accelerators * seconds / 3600.0 * fleet.price
+
+
+def _way_steps(fleet: Fleet, settings: SyncSettings) -> float:
+    """Return how long a fragment travels one way, in steps."""
+    bits = fleet.parameters / settings.fragments * bits_of(settings.codec)
+    return (fleet.round_trip / 2 + bits / fleet.line) / fleet.step_s
+
+
+def rows(outcome: Planned) -> Iterator[tuple[str, Plan]]:
+    """Yield the name and figures of each row, the best first."""
+    for plan in (outcome.best, *outcome.others):
+        yield (f"{plan.standbys} standby{'' if plan.standbys == 1 else 's'}", plan)
+    if outcome.data_parallel is not None:
+        yield ("data-parallel", outcome.data_parallel)
+
+
+def plain(outcome: Planned) -> list[dict[str, Any]]:
+    """Return the rows as plain data."""
+    return [{"row": name, **asdict(plan)} for name, plan in rows(outcome)]

@@ -1,0 +1,176 @@
+"""Plans: the closed forms agree with the simulated protocol, more never hurts, and mistakes have their remedy."""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from orchestrator.core.vocabulary import Incarnation
+from orchestrator.errors import ConfigurationError, InvalidJobSpec
+from orchestrator.simulation import protocol
+from orchestrator.simulation.line_advice import Demand, Line, bits_of, meeting
+from orchestrator.simulation.plan import Fault, FaultKind, IncarnationStart
+from orchestrator.simulation.planner import STATE_BYTES, Fleet, fleet_of, goodput_of, of_job, plain, planned
+from orchestrator.simulation.world import World
+from orchestrator.specification.config import parse_job, read_document
+
+FIGURES = {
+    "parameters": "8e9",
+    "islands": 8,
+    "hosts": 32,
+    "mtbf_host": "3d",
+    "line": "5Gbps",
+    "step_s": 0.5,
+    "price": "2.10",
+}
+DEATHS = 300
+
+
+def _drawn(seed: int) -> Fleet:
+    """Draw a fleet whose islands die every 100 to 400 steps, and are away for 5 to 50 % of the time in between."""
+    random = Random(seed)
+    step_s, hosts = random.uniform(0.5, 8.0), random.randint(1, 64)
+    alive_s = step_s * random.uniform(100.0, 400.0)
+    parameters, line = int(10 ** random.uniform(8.0, 10.0)), 10 ** random.uniform(9.0, 11.0)
+    outage_s = alive_s * random.uniform(0.05, 0.5)
+    transfer_s = 8.0 * STATE_BYTES * parameters / line
+    if transfer_s > outage_s:
+        line *= transfer_s / outage_s * 2.0
+        transfer_s = outage_s / 2.0
+    return Fleet(
+        parameters=parameters,
+        islands=random.randint(2, 6),
+        hosts=hosts,
+        mtbf_host=alive_s * hosts,
+        line=line,
+        step_s=step_s,
+        host_return=(outage_s - transfer_s) * 0.7,
+        start=(outage_s - transfer_s) * 0.3,
+    )
+
+
+def _simulated(fleet: Fleet, seed: int) -> tuple[float, float]:
+    """Return the goodput of the core's own decisions over islands that die as the fleet's do, and ours."""
+    settings = planned(fleet).best.settings
+    meet = meeting(Line("line", fleet.round_trip, fleet.line), Demand(fleet.parameters, fleet.step_s, {}), settings)
+    policy = protocol.policy(
+        fleet.islands,
+        fragments=settings.fragments,
+        interval_steps=settings.interval_steps,
+        overlap_steps=max(settings.overlap_steps, meet.overlap_steps if meet else 0),
+        grace_cap_steps=meet.grace_cap_steps if meet else 3.0,
+    )
+    start = 4 * settings.interval_steps * fleet.step_s
+    stop = start + DEATHS / (fleet.islands * fleet.death_rate)
+    transfer_s = 8.0 * STATE_BYTES * fleet.parameters / fleet.line
+    random, faults, lives = Random(seed), [], []
+    for island in policy.islands:
+        at, incarnation = random.expovariate(fleet.death_rate), 1
+        while at < stop:
+            faults.append(Fault(at, FaultKind.CRASH, island.island))
+            back = at + fleet.outage_s
+            while (again := at + random.expovariate(fleet.death_rate)) < back:
+                at, back = again, again + fleet.outage_s
+            incarnation += 1
+            place_s = back - faults[-1].at - fleet.start - transfer_s
+            lives.append(IncarnationStart(island.island, Incarnation(incarnation), place_s))
+            at = again
+    plan = protocol.plan(
+        (fleet.step_s,) * fleet.islands,
+        faults=tuple(sorted(faults, key=lambda fault: fault.at)),
+        lives=tuple(lives),
+        start_s=(fleet.start,) * 2,
+        transfer_s=(transfer_s,) * 2,
+        letter_s=(fleet.round_trip / 2,) * 2,
+        payload_bytes=int(fleet.parameters / settings.fragments * bits_of(settings.codec) / 8),
+        bandwidth_bytes_per_s=(fleet.line / 8,) * fleet.islands,
+    )
+    world = World(policy, plan, seed, checked=False)
+    outcome = protocol.run(world, start, stop, protocol.at_full_speed(plan))
+    return outcome.goodput, goodput_of(fleet, settings)[0]
+
+
+@pytest.mark.parametrize("seed", range(20 if os.environ.get("ATOLL_SOAK") else 1))
+def test_a_plan_agrees_with_the_simulated_protocol(seed):
+    simulated, formula = _simulated(_drawn(seed), seed)
+    assert formula == pytest.approx(simulated, rel=0.05)
+
+
+def test_an_island_of_hosts_dies_whole():
+    gangs, single = (goodput_of(fleet_of({**FIGURES, "hosts": n}), _settings())[0] for n in (32, 1))
+    assert gangs < 0.9 < single
+
+
+def _settings():
+    return planned(fleet_of(FIGURES)).best.settings
+
+
+def test_standbys_cost_money_and_bring_goodput():
+    plans = {plan.standbys: plan for plan in (planned(fleet_of(FIGURES)).best, *planned(fleet_of(FIGURES)).others)}
+    goodputs = [plans[n].goodput for n in sorted(plans)]
+    assert goodputs == sorted(goodputs)
+    assert goodputs[-1] > 0.99
+    for n, plan in plans.items():
+        gpu_hours = (8 + n) * 32 * 8 * plan.seconds / 3600
+        assert plan.money == pytest.approx(2.10 * gpu_hours)
+    found = planned(fleet_of(FIGURES))
+    assert found.best.money == min(plan.money for plan in plans.values())
+    free = planned(fleet_of({name: value for name, value in FIGURES.items() if name != "price"}))
+    assert free.best.goodput == max(goodputs), "without a price, time decides"
+
+
+def test_data_parallel_waits_for_replacements():
+    """256 hosts of 3 days each: one dies every 1,012 s, and all must be there for 990 s before training goes on."""
+    fleet = fleet_of({**FIGURES, "islands": 1, "hosts": 256})
+    row = planned(fleet).data_parallel
+    assert row is not None
+    assert row.goodput < math.exp(-990.0 / 1012.5)
+
+
+def test_a_longer_job_is_known_better():
+    fleet = fleet_of(FIGURES)
+    _, spread = goodput_of(fleet, _settings())
+    assert spread(1e6) == pytest.approx(spread(1e4) / 10)
+    assert spread(1.0) <= 0.5
+
+
+def test_the_settings_are_those_of_the_advice_on_lines():
+    thick = planned(fleet_of(FIGURES))
+    assert thick.advice.changes(thick.current) == {}
+    thin = planned(fleet_of({**FIGURES, "line": "500Mbps"}))
+    assert thin.best.settings.interval_steps > thick.best.settings.interval_steps
+    assert thin.best.line_use <= 1.0
+
+
+def test_a_line_that_is_too_thin_is_refused_with_how_much():
+    with pytest.raises(ConfigurationError, match=r"too thin by [0-9.]+ times: .* Gbps are needed with H = 24"):
+        planned(fleet_of({**FIGURES, "line": "5Mbps"}))
+
+
+def test_all_mistakes_are_named_as_options():
+    with pytest.raises(InvalidJobSpec) as caught:
+        fleet_of({"parameters": "many", "islands": 0, "mtbf_host": "soon", "line": "5", "step_s": "-1s", "price": "-2"})
+    paths = {problem.path for problem in caught.value.problems}
+    assert {"--parameters", "--islands", "--mtbf-host", "--step-s", "--price"} <= paths
+
+
+@pytest.mark.parametrize("figures", [{"islands": 4096}, {"mtbf_host": "1s"}, {"hosts": 65_536}, {"host_return": 0}])
+def test_extreme_fleets_have_figures(figures):
+    found = planned(fleet_of({**FIGURES, **figures}))
+    for row in plain(found):
+        assert 0.0 <= row["goodput"] <= 1.0
+        assert row["seconds"] > 0.0
+
+
+def test_a_job_gives_what_it_has():
+    figures, settings = of_job(parse_job(read_document(Path(__file__).parents[2] / "deploy/configs/demo.yaml")))
+    assert figures["islands"] == 4
+    assert figures["parameters"] > 100_000
+    assert settings.interval_steps == 24
+    assert (
+        planned(fleet_of({**figures, "mtbf_host": "3d", "line": "5Gbps", "step_s": 0.1}), settings).best.goodput > 0.9
+    )
