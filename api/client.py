@@ -251,6 +251,14 @@ class Client:
     def cancel(self, job: str) -> Command:
         return self.send(job, commands.Cancel())
 
+    def finish(self, job: str) -> Command:
+        """End a running job early: islands give their last work, and it completes once that is merged."""
+        return self.send(job, commands.Finish())
+
+    def change(self, job: str, **settings: float) -> Command:
+        """Change settings of a running job: ``lr`` or ``lr_ratio``, ``quorum``, ``grace``, ``interval``."""
+        return self._post(f"/v1/jobs/{quote(job, safe='')}/set", Command, settings)
+
     def restart(self, job: str) -> Restart:
         """End the process of the job's synchroniser, even one that hangs; a new one continues from its files."""
         return self._post(f"/v1/jobs/{quote(job, safe='')}/restart", Restart)
@@ -503,20 +511,18 @@ def _place_of(command: commands.Command) -> tuple[str, dict[str, Any] | None]:
     match command:
         case commands.Kill(island, restart):
             return f"/islands/{quote(island, safe='')}/kill", {"restart": restart}
-        case commands.Drain(island):
-            return f"/islands/{quote(island, safe='')}/drain", None
-        case commands.Readd(island):
-            return f"/islands/{quote(island, safe='')}/readd", None
+        case commands.Drain(island) | commands.Readd(island):
+            return f"/islands/{quote(island, safe='')}/{commands.kind_of(command)}", None
         case commands.Scale(node_group, count):
             return "/scale", {"node_group": node_group, "count": count}
         case commands.Checkpoint():
             return "/checkpoints", None
         case commands.Rollback(checkpoint):
             return "/rollback", {"checkpoint": checkpoint} if checkpoint else None
-        case commands.Upgrade():
-            return "/upgrade", None
-        case commands.Cancel():
-            return "/cancel", None
+        case commands.Upgrade() | commands.Cancel() | commands.Finish():
+            return f"/{commands.kind_of(command)}", None
+        case commands.Set(ratio, quorum, grace, interval):
+            return "/set", {"lr_ratio": ratio, "quorum": quorum, "grace": grace, "interval": interval}
         case commands.Inject(fault, island, duration, bytes_per_second, payloads, host):
             parts = {"duration_s": duration, "bytes_per_second": bytes_per_second, "payloads": payloads}
             more = {name: value for name, value in {"island": island, **parts}.items() if value}
@@ -537,6 +543,10 @@ def _run(job: str, run: str) -> str:
     return f"{_runs(job)}/{quote(run, safe='')}"
 
 
+_ERRORS: dict[str, type[RequestError]] = {"not-found": NotFound, "conflict": Conflict, "forbidden": Forbidden}
+_ERRORS |= {"precondition-failed": PreconditionFailed, "unauthenticated": Unauthenticated}
+
+
 def error_of(answer: httpx.Response) -> AtollError:
     """Return the error that this answer reports."""
     try:
@@ -548,32 +558,22 @@ def error_of(answer: httpx.Response) -> AtollError:
         return InfrastructureError(detail=detail, remedy="Is this the address of an atoll service?")
     detail, remedy = document.detail, document.remedy
     problems = tuple(Problem(item.path, item.message, item.remedy) for item in document.problems)
-    match document.type.rpartition(":")[2]:
+    if (kind := document.type.rpartition(":")[2]) in _ERRORS:
+        return _ERRORS[kind](detail=detail, remedy=remedy)
+    match kind:
+        case "store":
+            return StoreUnavailable(detail=detail, remedy=remedy)
         case "invalid-job-spec":
             return InvalidJobSpec(detail=detail, problems=problems)
         case "configuration":
             return ConfigurationError(detail=detail)
-        case "not-found":
-            return NotFound(detail=detail, remedy=remedy)
-        case "conflict":
-            return Conflict(detail=detail, remedy=remedy)
-        case "precondition-failed":
-            return PreconditionFailed(detail=detail, remedy=remedy)
-        case "unauthenticated":
-            return Unauthenticated(detail=detail, remedy=remedy)
-        case "forbidden":
-            return Forbidden(detail=detail, remedy=remedy)
         case "too-many-failures":
             seconds = answer.headers.get("Retry-After", "")
-            wait_s = (
-                int(seconds) if seconds.isascii() and seconds.isdecimal() and len(seconds) <= WAIT_DIGITS_MAX else 0
-            )
+            is_count = seconds.isascii() and seconds.isdecimal() and len(seconds) <= WAIT_DIGITS_MAX
+            wait_s = int(seconds) if is_count else 0
             return TooManyFailures(detail=detail, remedy=remedy, retry_after_s=wait_s)
         case "request":
-            lines = "".join(f"\n  - {problem}" for problem in problems)
-            return RequestError(detail=detail, remedy=remedy + lines)
+            return RequestError(detail=detail, remedy=remedy + "".join(f"\n  - {problem}" for problem in problems))
         case "internal":
             return InternalError(detail=detail)
-        case "store":
-            return StoreUnavailable(detail=detail, remedy=remedy)
     return InfrastructureError(detail=detail, remedy=remedy)

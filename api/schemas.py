@@ -317,6 +317,11 @@ class Logs(Answer):
     logs: list[Log]
 
 
+SettingValue = Annotated[float, Field(ge=-1e12, le=1e12, allow_inf_nan=False)]
+SettingCount = Annotated[int, Field(strict=True, ge=-(10**12), le=10**12)]
+"""The job refuses what its bounds do not allow, and names them: they depend on the job."""
+
+
 class Scale(BaseModel):
     """The number of the job's islands on the node group: at most ``islands.count_max`` of its specification."""
 
@@ -324,6 +329,18 @@ class Scale(BaseModel):
 
     node_group: Word
     count: IslandCountFromZero
+
+
+class SettingsChange(BaseModel):
+    """Settings to change in a running job; what is absent or null stays as it is. The job checks them together."""
+
+    model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"lr_ratio": 0.5, "interval": 48}]})
+
+    lr: SettingValue | None = Field(default=None, description="the inner learning rate at the schedule's peak")
+    lr_ratio: SettingValue | None = Field(default=None, description="the same, as a ratio of the specification's")
+    quorum: SettingCount | None = Field(default=None, description="islands that a merge needs at least")
+    grace: SettingValue | None = Field(default=None, description="the longest grace window, in inner steps")
+    interval: SettingCount | None = Field(default=None, description="inner steps between two offers of a fragment: H")
 
 
 class Restart(Answer):

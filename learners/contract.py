@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from math import inf
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 
@@ -248,6 +248,19 @@ class SpreadTrainer(Trainer, Protocol):
         Called only if some piece is on several processes (``held``). Whole tensors count as pieces.
         """
         ...
+
+
+class AdjustableTrainer(Trainer, Protocol):
+    """A trainer that can step at a ratio of the schedule's learning rate, as `atoll set JOB lr=…` wants it."""
+
+    def step(self, schedule_step: int, lr_ratio: float = 1.0) -> StepResult: ...
+
+
+def take_step(trainer: Trainer, schedule_step: int, lr_ratio: float) -> StepResult:
+    """Take one inner step, at this ratio of the schedule's learning rate. Only adjustable trainers get another than 1."""
+    if lr_ratio == 1.0:
+        return trainer.step(schedule_step)
+    return cast(AdjustableTrainer, trainer).step(schedule_step, lr_ratio)
 
 
 class FragmentwiseTrainer(Trainer, Protocol):

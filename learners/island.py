@@ -231,6 +231,10 @@ class Island:
         starting.start()
         starting.join()  # else a drain that arrives next could be carried out first, and be cancelled
 
+    def adjust(self, epoch: Epoch, lr_ratio: float, interval_steps: int) -> None:
+        self._outbox.check_epoch(epoch)
+        self._built().adjust(lr_ratio, interval_steps)
+
     def flush(self, epoch: Epoch) -> None:
         self._outbox.check_epoch(epoch)
         self._built().flush()
@@ -266,10 +270,7 @@ class Island:
         return loop.receive(publication, since, digest, contents, epoch)
 
     def save(self, epoch: Epoch, checkpoint: int, folder: str) -> None:
-        """Cut the state at the next boundary and write this island's part while it trains.
-
-        ``Saved`` or ``NotSaved`` follows.
-        """
+        """Cut the state at the next boundary, and write this island's part. ``Saved`` or ``NotSaved`` follows."""
         self._outbox.check_epoch(epoch)
         if checkpoint in self._saves:
             return  # this marker has arrived before
@@ -294,8 +295,8 @@ class Island:
     def evaluate(self, epoch: Epoch, global_version: int, versions: tuple[Version, ...], limit_s: float | None) -> None:
         """Measure Θ between two steps. ``Evaluated`` or ``NotEvaluated`` follows."""
         self._outbox.check_epoch(epoch)
-        limit = math.inf if limit_s is None else limit_s
-        self._built().request_evaluation(EvaluationRequest(global_version, versions, limit))
+        within_s = math.inf if limit_s is None else limit_s
+        self._built().request_evaluation(EvaluationRequest(global_version, versions, within_s))
 
     def join_channel(self, epoch: Epoch, membership: Membership) -> None:
         """Join the job's channel, through which this synchroniser exchanges payloads."""
@@ -563,8 +564,7 @@ class Island:
         return "" if self._built().held.is_whole else f"{self._incarnation}.{next(self._cut_count)}"
 
     def _state_of(self, epoch: Epoch, actor: str, fragments: tuple[int, ...]) -> state_transfer.DonorReply:
-        (fragment,) = fragments
-        return self._peers.fetched(epoch, actor, fragment, self._built().held, self._leader, self._cut_states)
+        return self._peers.fetched(epoch, actor, fragments[0], self._built().held, self._leader, self._cut_states)
 
     def _standing(self) -> Iterable[IslandReport]:
         """Yield the reports that a new synchroniser may have missed: that this island is ready, later its current offers."""

@@ -173,10 +173,10 @@ class JaxTrainer:
         """Compile the step and return XLA's figures of its memory on one device, in bytes. Nothing is allocated."""
         return self._compiled_step().memory_analysis()
 
-    def step(self, schedule_step: int) -> StepResult:
+    def step(self, schedule_step: int, lr_ratio: float = 1.0) -> StepResult:
         self._allocate()
         batch = self.on_devices(self._batch())
-        scale = np.float32(optimizer_settings.update_scale(self._inner, self._horizon_steps, schedule_step))
+        scale = np.float32(lr_ratio * optimizer_settings.update_scale(self._inner, self._horizon_steps, schedule_step))
         self._parameters, self._state, loss, slope = self.program(self._parameters, self._state, batch, scale)
         self._cursor += 1
         self._batch()  # draw the next batch while the devices work

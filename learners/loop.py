@@ -24,7 +24,7 @@ from typing import Protocol, assert_never, cast
 import numpy as np
 
 from learners.checkpointing import Cut, Restored
-from learners.contract import Arrays, Trainer, broken_by
+from learners.contract import Arrays, Trainer, broken_by, take_step
 from learners.handed_over import PublishedFragments
 from learners.island_arrays import ArraysPlan, Arrival, HeldPieces, IslandArrays, State, StateRequest
 from learners.outbox import Outbox
@@ -127,12 +127,13 @@ class EvaluationRequest:
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """The decisions for a boundary: its plan, what it adopts, the requested cuts, and the schedule step after it."""
+    """The decisions for a boundary: its plan, what it adopts, the requested cuts, and the step after it."""
 
     plan: BoundaryPlan
     arrived: Mapping[FragmentId, Arrival]
     cuts: tuple[Hashable, ...]
     schedule_step: int
+    lr_ratio: float
 
 
 class Group(Protocol):
@@ -264,6 +265,11 @@ class IslandLoop:
         if begins:
             self._give_states()
 
+    def adjust(self, lr_ratio: float, interval_steps: int) -> None:
+        """Offer every so many steps, and step at this ratio of the learning rate, from the next boundary on."""
+        with self._changed:
+            self._replica.adjust(lr_ratio, interval_steps)
+
     def drain(self) -> None:
         """Finish the step and take no more; offer all work, again if a version lacks it, then report ``Drained``."""
         with self._changed:
@@ -340,15 +346,13 @@ class IslandLoop:
     def take(self, fragment: FragmentId, offer: int) -> memoryview | None:
         """Return the offer's payload, once it is on the host; ``None`` if it was replaced by a newer offer or merged."""
         with self._changed:
-            fetched = self._replica.fetched(fragment, offer)
-            offered = self._arrays.offered(fragment, offer) if fetched else None
+            offered = self._arrays.offered(fragment, offer) if self._replica.fetched(fragment, offer) else None
         return None if offered is None else offered.payload()
 
     def standing_offers(self) -> list[Offer]:
         """Return the latest offer of each fragment, except those whose work is in a version that was adopted."""
         with self._changed:
-            standing = self._replica.standing_offers()
-            return [offer for offer in standing if self._arrays.offered(offer.fragment, offer.offer) is not None]
+            return [o for o in self._replica.standing_offers() if self._arrays.offered(o.fragment, o.offer) is not None]
 
     @property
     def published(self) -> PublishedFragments:
@@ -447,7 +451,7 @@ class IslandLoop:
                     self._replica.step_taken(self._group.tokens_per_step)
                 self._decided = self._decide()
         if steps:
-            self._step(decided.schedule_step)
+            self._step(decided.schedule_step, decided.lr_ratio)
         return decided.plan.continuation
 
     def _decide(self) -> Decided:
@@ -457,7 +461,7 @@ class IslandLoop:
             # read the cuts under the lock: a marker that arrived before any publication here is seen before it
             cuts = self._cuts.waiting()
             plan = self._replica.boundary(cut=bool(cuts), requests=self._exports.waiting())
-            decided = Decided(plan, self._arrays.take_arrived(plan.actions), cuts, self._replica.schedule_step)
+            decided = Decided(plan, self._arrays.take_arrived(plan.actions), cuts, *self._replica.next_step)
         if self._group is not None:
             self._group.order(decided)
         return decided
@@ -484,20 +488,18 @@ class IslandLoop:
 
     def train(self) -> None:
         """Take one inner step, and count and time it."""
-        self._step(self._replica.schedule_step)
+        self._step(*self._replica.next_step)
 
-    def _step(self, schedule_step: int) -> None:
+    def _step(self, schedule_step: int, lr_ratio: float) -> None:
         began = monotonic()
         with self._watch.step():
-            result = self._trainer.step(schedule_step)
+            result = take_step(self._trainer, schedule_step, lr_ratio)
         ended = monotonic()
         if self._group is None:
             with self._changed:
                 self._replica.step_taken(result.token_count)
         elif result.token_count != self._group.tokens_per_step:
-            raise InternalError(
-                detail=f"a step had {result.token_count} tokens instead of {self._group.tokens_per_step}."
-            )
+            raise InternalError(detail=f"a step had {result.token_count} tokens, not {self._group.tokens_per_step}.")
         gap = 0.0 if self._last_step_end is None else ended - self._last_step_end
         self._last_step_end = ended
         self._odometer.count(ended - began, gap)
@@ -541,14 +543,12 @@ class IslandLoop:
             self._thread.join()
         until = monotonic() + LAST_PUBLICATIONS_S
         with self._changed:
-            while (request := self._evaluation) is not None and self._arrays.published.values_at(
-                request.versions
-            ) is None:
+            while self._evaluation is not None and self._arrays.published.values_at(self._evaluation.versions) is None:
                 if self._stopping.is_set():
                     return
                 if monotonic() > until:
+                    self._outbox.put(NotEvaluated(self._evaluation.global_version, "this version of Θ did not arrive"))
                     self._evaluation = None
-                    self._outbox.put(NotEvaluated(request.global_version, "this version of Θ did not arrive"))
                     return
                 self._changed.wait(DRAINING_POLL_S)
         with self._loading:

@@ -127,10 +127,10 @@ class TorchTrainer:
         self._forget_gradients()
         optimizers_of(self._inner, self._parameters, self._roles)
 
-    def step(self, schedule_step: int) -> StepResult:
+    def step(self, schedule_step: int, lr_ratio: float = 1.0) -> StepResult:
         self._allocate()
         tokens = self._batch()
-        fraction = learning_rate(self._inner, self._spec.job.horizon_steps, schedule_step) / self._inner.lr
+        fraction = learning_rate(self._inner, self._spec.job.horizon_steps, schedule_step) / self._inner.lr * lr_ratio
         for optimizer, rates in zip(self._optimizers, self._first_rates, strict=True):
             for group, rate in zip(optimizer.param_groups, rates, strict=True):
                 group["lr"] = rate * fraction

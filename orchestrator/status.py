@@ -172,6 +172,16 @@ class ProgressFacts(Facts):
     global_version: Count
 
 
+class SettingsNow(Facts):
+    """The settings that `atoll set` changes, as they are now."""
+
+    lr_ratio: float = Field(default=1.0, description="the inner learning rate, as a ratio of the specification's")
+    quorum: Count = Field(default=1, description="islands that a merge needs at least")
+    grace: Seconds | None = Field(default=None, description="the longest grace window in inner steps; null: no limit")
+    interval: Count = Field(default=0, description="inner steps between two offers of a fragment: H")
+    changed: bool = Field(default=False, description="whether an operator has changed one")
+
+
 class JobFacts(ProgressFacts):
     """The state of a job apart from its islands and fragments."""
 
@@ -179,6 +189,7 @@ class JobFacts(ProgressFacts):
     epoch: Count
     quorum: Count = Field(default=1, description="contributions that a merge needs now: K")
     checkpoint: CheckpointFacts = CheckpointFacts.model_construct()
+    settings: SettingsNow | None = Field(default=None, description="null: its build does not say")
     build: str = Field(default="", description="the release of the job's synchroniser; empty if it is older than 0.2")
 
 

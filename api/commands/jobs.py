@@ -276,6 +276,54 @@ def cancel(
         conclude(client, client.cancel(job), as_json)
 
 
+def finish(
+    job: JobArgument, home: HomeOption = DEFAULT_HOME, url: UrlOption = None, as_json: JsonOption = False
+) -> None:
+    """End a job early, without losing work: islands give their last work, and it completes once that is merged."""
+    with connect(home, url) as client:
+        conclude(client, client.finish(job), as_json)
+
+
+SETTINGS = ("lr", "quorum", "grace", "interval")
+
+
+def set_settings(
+    job: JobArgument,
+    settings: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="NAME=VALUE ...",
+            help="lr=3e-4, or lr=0.5x for half of the specification's; quorum=2; grace=4 (inner steps); interval=48.",
+            show_default=False,
+        ),
+    ],
+    home: HomeOption = DEFAULT_HOME,
+    url: UrlOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Change settings of a running job: its learning rate, quorum, grace window, and steps between offers."""
+    wanted = dict(map(_setting, settings))
+    with connect(home, url) as client:
+        conclude(client, client.change(job, **wanted), as_json)
+
+
+def _setting(text: str) -> tuple[str, float]:
+    """Return name and value of a setting. Raises RequestError."""
+    name, separator, value = text.partition("=")
+    if name not in SETTINGS or not separator:
+        detail = f"{text!r} is no setting of a running job; there are {', '.join(SETTINGS)}."
+        raise RequestError(detail=detail, remedy="Write NAME=VALUE, such as lr=0.5x or quorum=2.")
+    is_ratio = name == "lr" and value.endswith("x")
+    try:
+        if name in ("quorum", "interval"):
+            return name, int(value)
+        return ("lr_ratio" if is_ratio else name), float(value.removesuffix("x") if is_ratio else value)
+    except ValueError:
+        kind = "a whole number" if name in ("quorum", "interval") else "a number"
+        detail = f"{name} is {value!r}, which is not {kind}."
+        raise RequestError(detail=detail, remedy=f"Give {kind}, such as {name}=2.") from None
+
+
 def restart(
     job: JobArgument, home: HomeOption = DEFAULT_HOME, url: UrlOption = None, as_json: JsonOption = False
 ) -> None:
@@ -442,7 +490,8 @@ def tell_end(job: Job) -> None:
 
 
 def register(app: typer.Typer) -> None:
-    for command in (submit, jobs, status, watch, cancel, restart, upgrade, delete, retention, report):
+    for command in (submit, jobs, status, watch, finish, cancel, restart, upgrade, delete, retention, report):
         app.command(rich_help_panel="Jobs")(command)
+    app.command("set", rich_help_panel="Jobs")(set_settings)
     negative = {"ignore_unknown_options": True}  # a negative number is an argument, not an option
     app.command(rich_help_panel="Jobs", context_settings=negative)(prioritise)

@@ -22,14 +22,16 @@ from api.schemas import (
     JobSummary,
     LossPoint,
     ProblemItem,
+    SettingsChange,
 )
 from api.storage.store import CommandRow, JobRow
 from orchestrator.core import commands
 from orchestrator.core.vocabulary import IslandState
-from orchestrator.errors import DataError, InfrastructureError, NotFound, first_line
+from orchestrator.errors import DataError, InfrastructureError, NotFound, RequestError, first_line
 from orchestrator.simulation.advice import advice
 from orchestrator.specification.config import JobSpec
 from orchestrator.specification.sections import IslandsSection
+from orchestrator.specification.training_sections import BUILT_IN_TRAINER, TORCH_TRAINER
 from orchestrator.status import (
     CoreStatus,
     FragmentNorms,
@@ -50,6 +52,8 @@ UNREADABLE_REMEDY = "Submit it again, and remove this one."
 LAST_KNOWN = {"epoch": 1, "global_version": 0, "tokens_trained": 0}
 """The figures that the store keeps of a job that trains, and the least value of each."""
 
+ADJUSTABLE_TRAINERS = (BUILT_IN_TRAINER, TORCH_TRAINER)
+"""The trainers that step at a ratio of the schedule's learning rate."""
 SCHEDULE = ("fragments", "interval_steps", "overlap_steps")
 WAITS = "its job has not accepted it yet; the service keeps trying to deliver it"
 
@@ -354,6 +358,27 @@ def request_in(row: CommandRow) -> commands.Command | None:
         return command_codec.decode_command(row.request)
     except DataError:
         return None
+
+
+def settings_command(wanted: SettingsChange, spec: Mapping[str, Any]) -> commands.Set:
+    """Return the command that changes these settings of a job. Raises RequestError if its learning rate cannot be set."""
+    ratio = wanted.lr_ratio
+    if wanted.lr is not None or ratio is not None:
+        trainer, inner = spec.get("trainer"), (spec.get("training") or {}).get("inner_optimizer") or {}
+        factory = trainer.get("factory", BUILT_IN_TRAINER) if isinstance(trainer, dict) else trainer
+        if factory not in (None, *ADJUSTABLE_TRAINERS):
+            raise RequestError(
+                detail=f"lr cannot be changed: the steps of the job's trainer, {factory}, have a rate of their own.",
+                remedy="Leave lr out, or submit the job again from its newest checkpoint with another trainer.",
+            )
+        if wanted.lr is not None and ratio is not None:
+            detail = f"lr is {wanted.lr:g} and lr_ratio is {ratio:g}, but only one of them can be set."
+            raise RequestError(detail=detail, remedy="Leave one of them out.")
+        if wanted.lr is not None and inner.get("factory"):
+            detail = f"lr is {wanted.lr:g}, but the optimizer of {inner['factory']} has a learning rate of its own."
+            raise RequestError(detail=detail, remedy="Give a ratio of it, such as lr=0.5x.")
+        ratio = wanted.lr / inner["lr"] if wanted.lr is not None else ratio
+    return commands.Set(ratio, wanted.quorum, wanted.grace, wanted.interval)
 
 
 def command_of(row: CommandRow) -> Command:

@@ -18,6 +18,7 @@ from api.jobs.job_list import JobList, Retainer
 from api.jobs.parameters import Parameters
 from api.jobs.path_check import PIECE_BYTES
 from api.jobs.status_cache import tag_of
+from api.jobs.translate import settings_command
 from api.routes.dependencies import (
     ANONYMOUS,
     VERSIONED,
@@ -41,6 +42,7 @@ from api.schemas import (
     RetentionPlan,
     RollbackOptions,
     Scale,
+    SettingsChange,
     Specification,
 )
 from orchestrator.core import commands
@@ -167,6 +169,40 @@ def cancel_job(
 ) -> Command:
     """Stop a job without waiting for the work in flight. It still writes its report. A queued job is cancelled at once."""
     return accepted(service.submit_command(job, commands.Cancel(), caller, idempotency_key, if_match), response)
+
+
+@router.post("/{job}/finish", status_code=202)
+def finish_job(
+    job: str,
+    response: Response,
+    service: ServiceHere,
+    caller: Caller = ANONYMOUS,
+    idempotency_key: IdempotencyKey = None,
+    if_match: IfMatch = None,
+) -> Command:
+    """End a running job early, as at the end of its budget: islands give their last work, and it completes with it.
+
+    Refused if it finishes already, or if no island has trained yet.
+    """
+    return accepted(service.submit_command(job, commands.Finish(), caller, idempotency_key, if_match), response)
+
+
+@router.post("/{job}/set", status_code=202)
+def set_job(
+    job: str,
+    change: SettingsChange,
+    response: Response,
+    service: ServiceHere,
+    caller: Caller = ANONYMOUS,
+    idempotency_key: IdempotencyKey = None,
+    if_match: IfMatch = None,
+) -> Command:
+    """Change settings of a running job, all of them or none. Islands use them from their next boundary on.
+
+    Refused with field, value and bounds if a setting is outside its bounds. `settings` of the job shows them.
+    """
+    command = settings_command(change, service.specification(job).specification)
+    return accepted(service.submit_command(job, command, caller, idempotency_key, if_match), response)
 
 
 @router.post("/{job}/restart", status_code=202)

@@ -70,6 +70,9 @@ EVENTS = {
     "CheckpointTaken": "checkpoint {checkpoint} is complete after {seconds:.2f} s, {byte_count:,} bytes",
     "CheckpointFailed": "checkpoint {checkpoint} failed: {reason}",
     "CancelRequested": "{caller} asks to cancel the job",
+    "FinishRequested": "{caller} asks to finish the job early",
+    "SetRequested": "{caller} asks to change settings: lr {lr_ratio}, quorum {quorum}, grace {grace_cap_steps}, "
+    "interval {sync_interval_steps} (None: as before)",
     "FaultInjected": "chaos of {caller}: {kind} {island}",
 }
 EFFECTS = {
@@ -84,6 +87,7 @@ EFFECTS = {
     "HoldIsland": "{island} waits: {reason}",
     "BeginCatchUp": "let {island} catch up from {donor}: {reason}",
     "StartTraining": "let {island} train",
+    "AdjustIsland": "let {island} offer every {interval_steps} steps, at {lr_ratio} of its learning rate",
     "StandBy": "{island} stands by",
     "FlushIsland": "let {island} offer all its work",
     "DrainIsland": "drain {island}: stop training once all its work is merged",

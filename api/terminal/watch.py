@@ -116,6 +116,8 @@ def render(job: Job, note: str | None = None) -> RenderableType:
     parts: list[RenderableType] = [_headline(job), _progress(job), island_table(job)]
     if job.wire:
         parts.append(Text(wire_words(job), style="dim"))
+    if job.settings is not None and job.settings.changed:
+        parts.append(Text(settings_words(job), style="dim"))
     parts += [Text(words, style="yellow") for words in warning_lines(job)]
     if job.queue_position:
         parts.append(Text(queue_place(job), style="bold yellow"))
@@ -158,6 +160,15 @@ def last_merge(island: Island, job: Job) -> str:
     if not job.state.final:
         return f"{seconds:.0f} s ago"
     return "at the end" if seconds < 1 else f"{seconds:.0f} s before the end"
+
+
+def settings_words(job: Job) -> str:
+    """Return the settings that `atoll set` changes, as they are now. The job says them."""
+    assert job.settings is not None
+    now = job.settings
+    grace = "for everyone" if now.grace is None else f"{now.grace:g} steps"
+    lr = f"lr {now.lr_ratio:g} of the specification's"
+    return f"settings now: {lr}, quorum {now.quorum}, grace {grace}, interval {now.interval} steps"
 
 
 def wire_words(job: Job) -> str:

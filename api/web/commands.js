@@ -47,6 +47,15 @@ const QUESTIONS = {
     dismiss: "Keep the job",
     danger: true,
   },
+  finish: {
+    text: "Islands stop stepping and give their last work. Once that is merged, the job is completed, with its parameters and its report.",
+    verb: "Finish",
+    dismiss: "Train on",
+  },
+  settings: {
+    text: "Islands use them from their next boundary between two steps on. The job refuses what is outside its bounds.",
+    verb: "Change the settings of",
+  },
   priority: {
     text: "Jobs of higher priority start first.",
     verb: "Change the priority of",
@@ -71,7 +80,7 @@ const QUESTIONS = {
   },
 };
 /** The words on the button that confirms, where they differ from the question. */
-const BUTTONS = { cancel: "Cancel the job", priority: "Change", checkpoint: "Take it", rollback: "Roll back" };
+const BUTTONS = { cancel: "Cancel the job", finish: "Finish the job", settings: "Change", priority: "Change", checkpoint: "Take it", rollback: "Roll back" };
 const PRIORITY_MAX = 100;
 const DECIDED_WITHIN_MS = 15_000;
 const LOOK_EVERY_MS = 400;
@@ -85,7 +94,8 @@ export async function command(action, job, target) {
   if (action === "chaos") return startPlan(job, where);
   const question = QUESTIONS[action];
   const field = action === "scale" ? islandsField(job, target) : action === "priority" ? priorityField(job) : question.field;
-  const { go, ticked, number } = await confirm({ ...question, ...(BUTTONS[action] && { verb: BUTTONS[action] }), field, title: `${question.verb} ${target}?` });
+  const fields = action === "settings" ? settingFields(job.settings) : [];
+  const { go, ticked, number, numbers } = await confirm({ ...question, ...(BUTTONS[action] && { verb: BUTTONS[action] }), field, fields, title: `${question.verb} ${target}?` });
   if (!go) return null;
   const what = `${action} ${target}`;
   switch (action) {
@@ -100,8 +110,13 @@ export async function command(action, job, target) {
     }
     case "cancel":
       return given(what, await post(`${where}/cancel`));
+    case "settings": {
+      const changed = fields.filter(({ name, value }) => numbers[name] !== value).map(({ name }) => [name, numbers[name]]);
+      return given(what, await post(`${where}/set`, Object.fromEntries(changed)));
+    }
+    case "finish":
     case "upgrade":
-      return given(what, await post(`${where}/upgrade`));
+      return given(what, await post(`${where}/${action}`));
     case "checkpoint":
       return given(what, await post(`${where}/checkpoints`));
     case "rollback":
@@ -130,6 +145,16 @@ async function startPlan(job, where) {
 function islandsField(job, group) {
   const { wanted, most } = counts(job, group);
   return { label: "Islands", value: wanted, min: 0, max: most, hint: `Now ${wanted}, at most ${most} by the job's specification.` };
+}
+
+/** What `atoll set` changes, with its present values. A grace window without a limit is left out. */
+function settingFields({ lr_ratio, quorum, grace, interval }) {
+  return [
+    { name: "lr_ratio", label: "Learning rate, as a ratio of the specification's", value: lr_ratio, step: "any" },
+    { name: "quorum", label: "Quorum", value: quorum, step: 1 },
+    grace !== null && { name: "grace", label: "Grace window, in steps", value: grace, step: "any" },
+    { name: "interval", label: "Steps between offers", value: interval, step: 1 },
+  ].filter(Boolean);
 }
 
 function priorityField(job) {

@@ -40,8 +40,8 @@ export async function askToken(why) {
   return answer === "go" && given ? given : null;
 }
 
-/** Whether the operator confirmed, whether the box was ticked, and the number: `{go, ticked, number}`. */
-export async function confirm({ title, text, box, field, verb, danger, dismiss }) {
+/** Whether the operator confirmed, whether the box was ticked, and the number, or all numbers by name: `{go, ticked, number, numbers}`. */
+export async function confirm({ title, text, box, field, fields = [], verb, danger, dismiss }) {
   fill(
     confirmDialog,
     h(
@@ -51,16 +51,19 @@ export async function confirm({ title, text, box, field, verb, danger, dismiss }
       h("p", {}, text),
       box && h("label", { class: "tick" }, h("input", { type: "checkbox" }), box),
       field && h("label", {}, field.label, h("input", { type: "number", min: field.min, max: field.max, required: true, "aria-describedby": field.hint && "field-hint" })),
+      fields.map(({ name, label, value, step }) => h("label", {}, label, h("input", { type: "number", name, value, step, required: true }))),
       field?.hint && h("p", { id: "field-hint", class: "soft" }, field.hint),
-      buttons(verb, danger ? "danger" : "primary", !field, dismiss),
+      buttons(verb, danger ? "danger" : "primary", !field && !fields.length, dismiss),
     ),
   );
   const tick = confirmDialog.querySelector("[type=checkbox]");
   const number = confirmDialog.querySelector("[type=number]");
   if (tick) tick.checked = false;
-  if (number) number.value = field.value;
+  if (field) number.value = field.value;
+  for (const { name, value } of fields) confirmDialog.querySelector(`[name=${name}]`).value = value;
   const answer = await ask(confirmDialog);
-  return { go: answer === "go", ticked: Boolean(tick?.checked), number: Number(number?.value) };
+  const numbers = Object.fromEntries(fields.map(({ name }) => [name, Number(confirmDialog.querySelector(`[name=${name}]`).value)]));
+  return { go: answer === "go", ticked: Boolean(tick?.checked), number: Number(number?.value), numbers };
 }
 
 /** The plan that was chosen, or null. The dialog shows `consequences(plan)`, what the plan would do, before it is confirmed. */

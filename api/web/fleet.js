@@ -163,7 +163,7 @@ export function jobButtons(job) {
   if (FINAL.has(job.state)) return [];
   const button = (action, words, kind) =>
     h("button", { type: "button", class: kind, "data-key": action, "data-action": action, "data-target": job.job, "aria-label": `${words} ${job.job}` }, words);
-  return [job.state === "queued" && button("priority", "Priority", ""), job.upgrade && button("upgrade", `Upgrade to ${job.upgrade}`, ""), button("cancel", "Cancel", "danger")];
+  return [job.state === "queued" && button("priority", "Priority", ""), job.upgrade && button("upgrade", `Upgrade to ${job.upgrade}`, ""), job.state === "running" && job.settings && button("settings", "Settings", ""), job.state === "running" && button("finish", "Finish", ""), button("cancel", "Cancel", "danger")];
 }
 
 // ── nodes ─────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -128,6 +128,9 @@ const spaced = (name) => name.replace(/(?<=[a-z])(?=[A-Z])/g, " ").toLowerCase()
 
 const facts = (event) => TOLD.filter((name) => event[name] !== undefined && event[name] !== "" && event[name] !== null).map((name) => (name === "island" ? event[name] : `${name.replace("_", " ")} ${event[name]}`)).join(", ");
 
+const settingsNow = ({ lr_ratio, quorum, grace, interval }) =>
+  `learning rate ${lr_ratio} of the specification's, quorum ${quorum}, grace ${grace ?? "for everyone"}, ${interval} steps between offers`;
+
 function settings({ specification }, job) {
   const fact = (what, value) => value && h("div", {}, h("dt", {}, what), h("dd", {}, value));
   return [
@@ -137,6 +140,7 @@ function settings({ specification }, job) {
       fact("Submitted", `by ${job.caller}, ${day(job.submitted_at)}`),
       fact("Priority", `${job.priority}`),
       fact("Quorum now", `${job.quorum} of ${plural(job.island_count, "island")}`),
+      fact("Changed settings", job.settings?.changed && settingsNow(job.settings)),
       fact("Codecs", job.wire.up && `${job.wire.up} up, ${job.wire.down} down`),
       fact("Resumed from", job.resumed_from),
       fact("Run folder", job.run_dir),

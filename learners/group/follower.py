@@ -13,7 +13,7 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import assert_never, cast
 
 from learners.checkpointing import Cut
-from learners.contract import Trainer, broken_by
+from learners.contract import Trainer, broken_by, take_step
 from learners.group.link import (
     Beat,
     Done,
@@ -157,7 +157,7 @@ class Follower:
         versions = tuple(self._arrays.ready_version(FragmentId(p)) for p in range(self.fragment_count))
         self._line.send(News(beat.number, versions))
         if beat.schedule_step is not None:
-            self._trainer.step(beat.schedule_step)
+            take_step(self._trainer, beat.schedule_step, beat.lr_ratio)
 
     def _export(self, action: ExportState) -> None:
         """Cut this process's part for requests that go to every process."""

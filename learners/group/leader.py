@@ -66,7 +66,7 @@ class Leader:
 
     def order(self, decided: Decided) -> None:
         steps = decided.plan.continuation is Continuation.STEP
-        self._beat(decided.plan.actions, decided.cuts, decided.schedule_step if steps else None)
+        self._beat(decided.plan.actions, decided.cuts, decided.schedule_step if steps else None, decided.lr_ratio)
 
     def refresh(self) -> None:
         """Find out what every process holds now, while none takes steps."""
@@ -133,12 +133,14 @@ class Leader:
 
     # ── helpers ───────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _beat(self, actions: tuple[Action, ...], cuts: tuple[Hashable, ...], schedule_step: int | None) -> int:
+    def _beat(
+        self, actions: tuple[Action, ...], cuts: tuple[Hashable, ...], schedule_step: int | None, lr_ratio: float = 1.0
+    ) -> int:
         oldest = self._number + 1 - AHEAD_MAX
         self._wait(lambda: all(news.number >= oldest for news in self._news.values()))
         self._number += 1
         for line in self._lines.values():
-            line.send(Beat(self._number, actions, cuts, schedule_step))
+            line.send(Beat(self._number, actions, cuts, schedule_step, lr_ratio))
         return self._number
 
     def _wait(self, situation: Callable[[], bool]) -> None:

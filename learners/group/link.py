@@ -109,6 +109,7 @@ class Beat:
     actions: tuple[Action, ...]
     cuts: tuple[Hashable, ...]
     schedule_step: int | None
+    lr_ratio: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

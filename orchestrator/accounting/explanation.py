@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from orchestrator.accounting.island_time import ABSENT, Lifecycle
-from orchestrator.accounting.series import Epochs
+from orchestrator.accounting.series import Epochs, policy_after
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
 from orchestrator.core.vocabulary import (
@@ -102,9 +102,10 @@ class Explanation:
 
 @dataclass(slots=True)
 class _Round:
-    """The round that is open in a fragment at ``version``."""
+    """The round that is open in a fragment at ``version``, made at ``step``."""
 
     version: Version
+    step: int
     due_step: int
     offered: dict[IslandId, tuple[Contribution, Instant]] = field(default_factory=dict)
     opened_at: Instant | None = None
@@ -139,6 +140,12 @@ class Explanations:
         elif isinstance(event, e.MergeFailed) and effects:
             self._failed(event)
         self._lifecycle.apply(event, effects)
+        if (policy := policy_after(self._policy, event, effects)) is not self._policy:
+            self._policy = policy
+            for fragment, current in self._rounds.items():
+                current.due_step = self._due_step(fragment, current.step)
+                if current.quorum_at is None and current.opened_at is not None and self._has_quorum(current):
+                    current.quorum_at = event.at
         for effect in effects:
             match effect:
                 case f.AdmitContribution():
@@ -161,8 +168,10 @@ class Explanations:
             self._rounds[fragment] = self._next_round(fragment, version, before.step if before else 0)
 
     def _next_round(self, fragment: FragmentId, version: Version, step: int) -> _Round:
-        due_step = next_due(fragment, step, self._policy.fragment_count, self._policy.sync_interval_steps)
-        return _Round(version, due_step)
+        return _Round(version, step, self._due_step(fragment, step))
+
+    def _due_step(self, fragment: FragmentId, step: int) -> int:
+        return next_due(fragment, step, self._policy.fragment_count, self._policy.sync_interval_steps)
 
     def _admitted(self, c: Contribution, at: Instant) -> None:
         current = self._rounds[c.fragment]
@@ -233,7 +242,7 @@ class Explanations:
         """There is no such merge, and its round is open again."""
         self.merges.pop((event.fragment, event.version), None)
         closed = self._closing[event.fragment]
-        self._rounds[event.fragment] = _Round(closed.version, closed.due_step)
+        self._rounds[event.fragment] = _Round(closed.version, closed.step, self._due_step(event.fragment, closed.step))
 
 
 def _contributor(current: _Round, island: IslandId, weight: float) -> Contributor:

@@ -24,6 +24,7 @@ from typing import Any
 
 from orchestrator.accounting.island_time import ACTIVE, GONE, Change, IslandTime, Lifecycle
 from orchestrator.accounting.ledger import QUARANTINED, Ledger
+from orchestrator.accounting.series import policy_after
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
 from orchestrator.core.messages import Adopted, CarriedReport, CaughtUp, Progress
@@ -76,6 +77,9 @@ class Goodput:
         if isinstance(event, e.JobStarted):
             self.started_at = event.at
             self._uptime.start(event.at)
+        if (policy := policy_after(self.policy, event, effects)) is not self.policy:
+            self.policy = policy
+            self._uptime.require(event.at, policy.quorum)
         self._hear(event, effects)
         for effect in effects:
             if isinstance(effect, f.QuarantineIsland):
@@ -268,6 +272,12 @@ class _Uptime:
         if change and self._stopped is None:
             self._advance(at)
             self._training += change
+
+    def require(self, at: Instant, quorum: int) -> None:
+        """Count by this quorum from now on."""
+        if self._stopped is None:
+            self._advance(at)
+        self._quorum = quorum
 
     def stop(self, at: Instant) -> None:
         if self._stopped is None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from math import fsum
 from typing import Any
 
-from orchestrator.accounting.series import Epochs, Histogram
+from orchestrator.accounting.series import Epochs, Histogram, policy_after
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
 from orchestrator.core.vocabulary import (
@@ -26,7 +26,6 @@ from orchestrator.core.vocabulary import (
     JobPolicy,
     Version,
     next_due,
-    quorum_of,
 )
 
 ROUND_BOUNDS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
@@ -44,9 +43,9 @@ class _Reason:
 
 @dataclass(slots=True)
 class _Round:
-    """An open round as seen from outside."""
+    """An open round as seen from outside, of a fragment whose version was made at ``step``."""
 
-    due_step: int
+    step: int
     islands: set[IslandId] = field(default_factory=set)
     on_time: bool = False
     began_at: Instant | None = None
@@ -60,7 +59,7 @@ class _Merging:
     islands: tuple[IslandId, ...]
     step: int
     closed_at: Instant
-    due_step: int
+    step_before: int
 
 
 class Merges:
@@ -71,8 +70,7 @@ class Merges:
     contributors: list[Counter[int]]
     refusals: Counter[str]
     islands: Counter[IslandId]
-    _quorum: tuple[int, float]
-    _due: tuple[int, int]
+    _policy: JobPolicy
     _rounds: list[_Round]
     _steps: list[int]
     _reasons: dict[str, _Reason]
@@ -87,9 +85,8 @@ class Merges:
         self.contributors = [Counter() for _ in range(policy.fragment_count)]
         self.refusals = Counter()
         self.islands = Counter()
-        self._quorum = (policy.quorum, policy.quorum_ratio)
-        self._due = (policy.fragment_count, policy.sync_interval_steps)
-        self._rounds = [self._next_round(FragmentId(p), 0) for p in range(policy.fragment_count)]
+        self._policy = policy
+        self._rounds = [_Round(0) for _ in range(policy.fragment_count)]
         self._steps = [0] * policy.fragment_count
         self._reasons = {}
         self._merging = {}
@@ -103,19 +100,21 @@ class Merges:
             self._completed(event)
         elif self._epochs.begins(event):
             self._merging.clear()
-            self._rounds = [self._next_round(FragmentId(p), step) for p, step in enumerate(self._steps)]
+            self._rounds = [_Round(step) for step in self._steps]
         elif isinstance(event, e.MergeFailed) and effects:
-            self._rounds[event.fragment] = _Round(self._merging.pop((event.fragment, event.version)).due_step)
+            self._rounds[event.fragment] = _Round(self._merging.pop((event.fragment, event.version)).step_before)
+        if (policy := policy_after(self._policy, event, effects)) is not self._policy:
+            self._policy = policy
+            for current in self._rounds:
+                self._note_closable(current, training_count, event.at)
         for effect in effects:
             if isinstance(effect, f.AdmitContribution):
                 c = effect.contribution
                 current = self._rounds[c.fragment]
                 current.islands.add(c.island)
                 current.began_at = event.at if current.began_at is None else current.began_at
-                current.on_time = current.on_time or c.step >= current.due_step
-                has_quorum = len(current.islands) >= quorum_of(*self._quorum, training_count)
-                if current.closable_at is None and current.on_time and has_quorum:
-                    current.closable_at = event.at
+                current.on_time = current.on_time or c.step >= self._due_step(c.fragment, current.step)
+                self._note_closable(current, training_count, event.at)
             elif isinstance(effect, f.RefuseContribution):
                 self.refusals[effect.reason.value] += 1
             elif isinstance(effect, f.MergeFragment):
@@ -148,8 +147,13 @@ class Merges:
             "refusals": {reason: self.refusals[reason] for reason in sorted(self.refusals)},
         }
 
-    def _next_round(self, fragment: FragmentId, after: int) -> _Round:
-        return _Round(next_due(fragment, after, *self._due))
+    def _due_step(self, fragment: FragmentId, step: int) -> int:
+        return next_due(fragment, step, self._policy.fragment_count, self._policy.sync_interval_steps)
+
+    def _note_closable(self, current: _Round, training_count: int, at: Instant) -> None:
+        has_quorum = len(current.islands) >= self._policy.quorum_of(training_count)
+        if current.closable_at is None and current.on_time and has_quorum:
+            current.closable_at = at
 
     def _closed_count(self) -> int:
         return sum(reason.count for reason in self._reasons.values())
@@ -160,9 +164,9 @@ class Merges:
         waited = at - closable_at
         self._round_seconds[COLLECTING].observe(closable_at - (at if current.began_at is None else current.began_at))
         self._round_seconds[GRACE].observe(waited)
-        self._rounds[effect.fragment] = self._next_round(effect.fragment, effect.step)
+        self._rounds[effect.fragment] = _Round(effect.step)
         islands = tuple(item.island for item in effect.inputs)
-        self._merging[effect.fragment, effect.version] = _Merging(islands, effect.step, at, current.due_step)
+        self._merging[effect.fragment, effect.version] = _Merging(islands, effect.step, at, current.step)
         reason = self._reasons.setdefault(effect.reason.value, _Reason())
         reason.count += 1
         reason.contributors += len(effect.inputs)

@@ -1,4 +1,4 @@
-"""Bounded memories of long jobs: a thinned series, a histogram, and the epochs that a fold has seen.
+"""Bounded memories of long jobs: a thinned series, a histogram, and the epochs and the policy that a fold has seen.
 
 A series keeps every ``stride``-th point and doubles the stride whenever it grows too long. No point is chosen by chance, so
 a replayed job gives the same curve. A histogram has Prometheus's shape (a value belongs to the first bound that is not
@@ -11,8 +11,10 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Any, Generic, TypeVar
 
-from orchestrator.core.events import Event, SynchroniserRestarted
-from orchestrator.core.vocabulary import FIRST_EPOCH, Epoch
+from orchestrator.core.commands import Set, settings_applied
+from orchestrator.core.effects import Effect, ResolveCommand
+from orchestrator.core.events import CommandRequested, Event, SynchroniserRestarted
+from orchestrator.core.vocabulary import FIRST_EPOCH, Epoch, JobPolicy
 
 Point = TypeVar("Point")
 
@@ -89,3 +91,11 @@ class Epochs:
             return False
         self._latest = event.epoch
         return True
+
+
+def policy_after(policy: JobPolicy, event: Event, effects: tuple[Effect, ...]) -> JobPolicy:
+    """Return the policy after this step: another one if an operator changed settings in it, else the same object."""
+    if not isinstance(event, CommandRequested) or not isinstance(event.request, Set):
+        return policy
+    accepted = any(isinstance(effect, ResolveCommand) and effect.accepted for effect in effects)
+    return settings_applied(policy, event.request) if accepted else policy

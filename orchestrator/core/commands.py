@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from orchestrator.core.faults import Fault, fault_of, flat
-from orchestrator.core.vocabulary import IslandId, NodeGroupId
+from orchestrator.core.vocabulary import IslandId, JobPolicy, NodeGroupId, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +88,27 @@ class Cancel:
 
 
 @dataclass(frozen=True, slots=True)
+class Finish:
+    """End the job early, as at the end of its budget: islands give their last work, and it completes once that is merged."""
+
+
+@dataclass(frozen=True, slots=True)
+class Set:
+    """Change settings of the running job. A setting that is None stays as it is.
+
+    lr_ratio             the inner learning rate, as a ratio of the specification's schedule
+    quorum               K
+    grace_cap_steps      the longest grace window, in inner steps
+    sync_interval_steps  H
+    """
+
+    lr_ratio: float | None = None
+    quorum: int | None = None
+    grace_cap_steps: float | None = None
+    sync_interval_steps: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Inject:
     """Inject a fault of chaos into the island, or into the synchroniser where ``island`` is None.
 
@@ -113,9 +134,19 @@ class Inject:
         return fault_of(self.fault, self.island, self.duration, self.bytes_per_second, self.payloads, self.host)
 
 
+def settings_applied(policy: JobPolicy, request: Set) -> JobPolicy:
+    """Return the policy with these settings."""
+    return replace(
+        policy,
+        quorum=policy.quorum if request.quorum is None else request.quorum,
+        grace_cap_steps=policy.grace_cap_steps if request.grace_cap_steps is None else request.grace_cap_steps,
+        sync_interval_steps=request.sync_interval_steps or policy.sync_interval_steps,
+    )
+
+
 IslandCommand = Kill | Drain | Readd
 NodeGroupCommand = Scale | Cordon | Uncordon
-JobCommand = Checkpoint | Rollback | Upgrade | Cancel
+JobCommand = Checkpoint | Rollback | Upgrade | Cancel | Finish | Set
 OperatorCommand = IslandCommand | NodeGroupCommand | JobCommand
 """Those that the core decides on. Each is answered by one ``ResolveCommand``."""
 Command = OperatorCommand | Inject

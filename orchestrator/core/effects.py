@@ -264,6 +264,20 @@ class StartTraining:
 
 
 @dataclass(frozen=True, slots=True)
+class AdjustIsland:
+    """Offer each fragment every ``interval_steps`` from the next boundary on, and step at ``lr_ratio`` of the schedule.
+
+    These are the settings that an operator changed, and the latest of them count. Given to an island that trains, and with
+    every later order to train.
+    """
+
+    island: IslandId
+    incarnation: Incarnation
+    lr_ratio: float
+    interval_steps: int
+
+
+@dataclass(frozen=True, slots=True)
 class FlushIsland:
     """Step no more, offer what is left, and report ``Flushed``."""
 
@@ -352,6 +366,7 @@ Effect = (
     | PlaceIsland
     | BeginCatchUp
     | StartTraining
+    | AdjustIsland
     | FlushIsland
     | DrainIsland
     | KillIsland
@@ -377,6 +392,7 @@ class Shell(Protocol):
     def place_island(self, effect: PlaceIsland) -> None: ...
     def begin_catch_up(self, effect: BeginCatchUp) -> None: ...
     def start_training(self, effect: StartTraining) -> None: ...
+    def adjust_island(self, effect: AdjustIsland) -> None: ...
     def flush_island(self, effect: FlushIsland) -> None: ...
     def drain_island(self, effect: DrainIsland) -> None: ...
     def kill_island(self, effect: KillIsland) -> None: ...
@@ -410,6 +426,8 @@ def carry_out(effect: Effect, shell: Shell) -> None:
             shell.begin_catch_up(effect)
         case StartTraining():
             shell.start_training(effect)
+        case AdjustIsland():
+            shell.adjust_island(effect)
         case FlushIsland():
             shell.flush_island(effect)
         case DrainIsland():

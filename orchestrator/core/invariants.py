@@ -47,9 +47,9 @@ def _broken(state: JobState, checked: Mapping[IslandId, Island]) -> Iterator[str
 
 def _broken_rounds(state: JobState) -> Iterator[str]:
     for r in state.rounds:
-        least = 1 if state.policy.leaving_closes else state.policy.quorum  # fewer may merge when all islands leave
+        least = 1 if state.policy.leaving_closes else state.quorum_least  # fewer may merge when all islands leave
         if r.phase is RoundPhase.MERGING and len(r.offered) < least and not r.restoring:
-            yield f"fragment {r.fragment} merges {len(r.offered)} contributions below the quorum {state.policy.quorum}"
+            yield f"fragment {r.fragment} merges {len(r.offered)} contributions below the quorum {least}"
         for island_id, c in r.offered.items():
             if c.island != island_id or c.fragment != r.fragment:
                 yield f"payload {c.payload} is in the wrong round or under the wrong island"

@@ -36,6 +36,7 @@ from collections.abc import Iterator
 
 from orchestrator.core import fragment_round, island_record, salvage
 from orchestrator.core.effects import (
+    AdjustIsland,
     DrainIsland,
     Effect,
     FlushIsland,
@@ -227,7 +228,14 @@ def caught_up(state: JobState, island: Island, report: CaughtUp, now: Instant) -
         state.islands[island.id] = island_record.standing_by(island, report)
         return [StandBy(island.id, island.incarnation), *newer]
     state.islands[island.id] = island_record.caught_up(island, report)
-    return [StartTraining(island.id, island.incarnation, state.anchor), *newer]
+    return [*adjustment(state, island), StartTraining(island.id, island.incarnation, state.anchor), *newer]
+
+
+def adjustment(state: JobState, island: Island) -> list[Effect]:
+    """Give the island the settings of the job, if an operator has ever changed one."""
+    if not state.settings_changed:
+        return []
+    return [AdjustIsland(island.id, island.incarnation, state.lr_ratio, state.policy.sync_interval_steps)]
 
 
 def catch_up_failed(state: JobState, island: Island, report: CatchUpFailure, now: Instant) -> list[Effect]:
@@ -316,7 +324,8 @@ def connection_restored(state: JobState, island: Island, event: ConnectionRestor
         return [*missed]
     order = StartTraining if after.state is IslandState.TRAINING else DrainIsland
     command = FlushIsland if state.phase is JobPhase.FINISHING else order
-    return [*missed, command(island.id, island.incarnation), *flush_deadline(state, event.at)]
+    orders = [*adjustment(state, island), command(island.id, island.incarnation)]
+    return [*missed, *orders, *flush_deadline(state, event.at)]
 
 
 def flush_deadline(state: JobState, now: Instant) -> list[Effect]:

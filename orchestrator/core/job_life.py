@@ -1,7 +1,7 @@
 """The handlers of events that concern the job as a whole: its start, its end, and operators' commands.
 
-    RUNNING ──token budget reached──▶ FINISHING ──flushed, merged, evaluated──▶ FINISHED (completed)
-       └───────cancelled, or every island given up──────────────────────────────▶ FINISHED (cancelled, failed)
+    RUNNING ──budget reached, or finished early──▶ FINISHING ──flushed, merged, evaluated──▶ FINISHED (completed)
+       └──────cancelled, or every island given up──────────────────────────────────────────▶ FINISHED (cancelled, failed)
 
 While FINISHING, islands stop stepping and give what they have, so that trained tokens reach a merge instead of being lost
 with the processes.
@@ -23,9 +23,10 @@ whether it answers. The driver keeps the deadlines of timers (``tape.pending``).
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import astuple
 
 from orchestrator.core import checkpoints, evaluation, island_life, island_record
-from orchestrator.core.commands import Cordon, Drain, Kill, Readd, Scale, Uncordon
+from orchestrator.core.commands import Cordon, Drain, Kill, Readd, Scale, Set, Uncordon, settings_applied
 from orchestrator.core.effects import (
     DrainIsland,
     Effect,
@@ -97,7 +98,7 @@ def _pending_requests(state: JobState, island: Island, now: Instant) -> list[Eff
             effects += publish_newer(state, island, tuple(Version(0) for _ in state.rounds), now)
             order = StartTraining if island.state is IslandState.TRAINING else DrainIsland
             command = FlushIsland if state.phase is JobPhase.FINISHING else order
-            effects += [] if state.complete else [command(*life)]
+            effects += [] if state.complete else [*island_life.adjustment(state, island), command(*life)]
     if island.current.kill_reason and island.state in WITH_PROCESS:
         effects.append(KillIsland(*life, island.current.kill_reason))
     return effects
@@ -113,6 +114,7 @@ def _evaluation(state: JobState) -> list[Effect]:
     return []
 
 
+BUDGET_REACHED = "the token budget is reached"
 MAY_GIVE_UP = (PlacementFailed, ConnectionLost, TimerFired, ContributionArrived, ContributionUnusable)
 MAY_GIVE_UP_REPORTS = (CatchUpFailure, Overdue)
 """Events, and reports of islands, after which an island may have been given up."""
@@ -130,7 +132,7 @@ def settle(state: JobState, event: Event) -> list[Effect]:
         report = report_of(event)
         if isinstance(report, Progress):
             over = state.tokens_trained >= state.policy.token_budget
-            return _begin_finishing(state, event.at) if over else []
+            return _begin_finishing(state, event.at, BUDGET_REACHED) if over else []
         if isinstance(event, ConnectionLost) and _ends_job(state, event):
             return finish(state, JobOutcome.FAILED, f"{event.island}: {event.reason}")
         given_up = isinstance(event, MAY_GIVE_UP) or isinstance(report, MAY_GIVE_UP_REPORTS)
@@ -272,6 +274,83 @@ def cancel(state: JobState, event: CommandRequested) -> list[Effect]:
     return [ResolveCommand(event.command, True, "the job is being cancelled"), *cancelled]
 
 
+def finish_early(state: JobState, event: CommandRequested) -> list[Effect]:
+    """Begin to end the job as if its budget were reached here, if it has trained anything."""
+    trained, refusal = state.tokens_trained, ""
+    if state.phase is JobPhase.FINISHED:
+        refusal = f"the job has ended already: {state.outcome}"
+    elif state.phase is JobPhase.FINISHING:
+        refusal = f"the job is finishing already: {state.reason}"
+    elif not trained:
+        refusal = "the job is not finished: no island has trained yet, so there is no work to merge; cancel it instead"
+    if refusal:
+        return [ResolveCommand(event.command, False, refusal)]
+    budget = state.policy.token_budget
+    reason = f"finished early by {event.caller}, after {trained:,} of {budget:,} tokens"
+    answer = ResolveCommand(event.command, True, "islands give their last work; the job completes once it is merged")
+    return [answer, *_begin_finishing(state, event.at, reason)]
+
+
+def change_settings(state: JobState, event: CommandRequested, request: Set) -> list[Effect]:
+    """Change settings of the running job, all of them or none. Islands use them from their next boundary on."""
+    if refusal := _settings_refusal(state, request):
+        return [ResolveCommand(event.command, False, refusal)]
+    policy = state.policy
+    changes = [
+        (f"lr {wanted:g} of the specification's", f"{before:g}")
+        if name == "lr"
+        else (f"{name} {wanted:g}", "everyone" if before is None else f"{before:g}")
+        for name, wanted, before in (
+            ("lr", request.lr_ratio, state.lr_ratio),
+            ("quorum", request.quorum, policy.quorum),
+            ("grace", request.grace_cap_steps, policy.grace_cap_steps),
+            ("interval", request.sync_interval_steps, policy.sync_interval_steps),
+        )
+        if wanted is not None
+    ]
+    state.settings_changed = True
+    state.policy = settings_applied(policy, request)
+    state.lr_ratio = state.lr_ratio if request.lr_ratio is None else request.lr_ratio
+    state.quorum_least = min(state.quorum_least, state.policy.quorum)
+    words = ", ".join(f"{now} (until now {before})" for now, before in changes)
+    answer = ResolveCommand(event.command, True, f"{words}; islands use it from their next boundary on")
+    trains = (IslandState.TRAINING, IslandState.DRAINING)
+    islands = [island for island in state.islands.values() if island.state in trains]
+    adjusted = [effect for island in islands for effect in island_life.adjustment(state, island)]
+    return [answer, *adjusted, *advance_all(state, event.at)]
+
+
+LR_RATIO_MIN, LR_RATIO_MAX = 1e-3, 1e3
+"""Beyond these a learning rate is a slip of the pen."""
+STEPS_MAX = 10**6
+"""As many steps as the specification allows between two offers, and for a grace window."""
+
+
+def _settings_refusal(state: JobState, request: Set) -> str | None:
+    """Return why these settings are refused, with the field, its value, its bounds and a remedy."""
+    policy = state.policy
+    if state.phase is not JobPhase.RUNNING:
+        return f"the job is {state.phase}: its settings are not changed any more"
+    if request == Set():
+        return "no setting was named: give lr, quorum, grace or interval"
+    ratio, quorum, grace, interval = astuple(request)
+    islands = sum(island.wanted for island in state.islands.values() if island.id not in state.standbys)
+    if ratio is not None and not LR_RATIO_MIN <= ratio <= LR_RATIO_MAX:
+        bounds = f"{LR_RATIO_MIN:g} to {LR_RATIO_MAX:g}"
+        return f"lr is {ratio:g} of the specification's, but must be {bounds} of it: choose one between"
+    if quorum is not None and not 1 <= quorum <= islands:
+        remedy = "lower it, or scale the job up first" if quorum > islands else "raise it"
+        return f"quorum is {quorum}, but must be 1 to {islands}, the islands that the job wants: {remedy}"
+    least = policy.grace_floor_steps
+    if grace is not None and not least <= grace <= STEPS_MAX:
+        return f"grace is {grace:g}, but must be {least:g} to {STEPS_MAX:,} inner steps: choose one between"
+    least = policy.overlap_steps + 1
+    if interval is not None and not least <= interval <= STEPS_MAX:
+        above = f"above synchroniser.overlap_steps ({policy.overlap_steps})"
+        return f"interval is {interval}, but must be {least} to {STEPS_MAX:,} inner steps, {above}: choose one between"
+    return None
+
+
 def _addressed(state: JobState, island_id: IslandId) -> Island | str:
     """Return the island that a command names, or why there is nothing to do."""
     if state.phase is not JobPhase.RUNNING:
@@ -283,9 +362,9 @@ def _addressed(state: JobState, island_id: IslandId) -> Island | str:
 # ── ending ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _begin_finishing(state: JobState, now: Instant) -> list[Effect]:
-    state.phase = JobPhase.FINISHING
-    state.reason = "the token budget is reached; collecting the last contributions"
+def _begin_finishing(state: JobState, now: Instant, reason: str) -> list[Effect]:
+    state.phase, state.end_reason = JobPhase.FINISHING, reason
+    state.reason = f"{reason}; collecting the last contributions"
     flushes = [FlushIsland(i.id, i.incarnation) for i in state.islands.values() if i.id in state.live]
     return [*island_life.flush_deadline(state, now), *flushes, *_go_on_finishing(state, now)]
 
@@ -302,9 +381,9 @@ def _go_on_finishing(state: JobState, now: Instant) -> list[Effect]:
         return [evaluation.begin(state, now)]
     if not state.global_version:
         never = f"never did {state.policy.quorum} islands contribute"
-        reason = f"the token budget is used up, but nothing was ever merged: {never}"
-        return finish(state, JobOutcome.FAILED, reason)
-    return finish(state, JobOutcome.COMPLETED, "the token budget is reached")
+        over = "the token budget is used up" if state.end_reason == BUDGET_REACHED else state.end_reason
+        return finish(state, JobOutcome.FAILED, f"{over}, but nothing was ever merged: {never}")
+    return finish(state, JobOutcome.COMPLETED, state.end_reason)
 
 
 def _ends_job(state: JobState, event: ConnectionLost) -> bool:

@@ -114,16 +114,24 @@ class Checkpoints:
 class JobState:
     """The memory of a job.
 
-    ``complete`` says that an ending job has all its work and waits only for its evaluation. ``tokens_before`` is what was
-    trained before the checkpoint that the job continues, if it continues one. ``evaluated`` is the version that was last
-    measured as a whole, and ``evaluated_at`` is when the last evaluation began.
+    ``policy`` is ``policy_begun``, the specification's, with the settings that operators changed since, if there are any
+    (``settings_changed``). ``lr_ratio`` is the inner learning rate as a ratio of the specification's, and ``quorum_least``
+    the lowest quorum of the job so far.
+    ``end_reason`` says why a finishing job ends. ``complete`` says that it has all its work and waits only for its
+    evaluation. ``tokens_before`` is what was trained before the checkpoint that the job continues, if it continues one.
+    ``evaluated`` is the version that was last measured as a whole, and ``evaluated_at`` is when the last evaluation began.
     """
 
     policy: JobPolicy
+    policy_begun: JobPolicy
+    settings_changed: bool
+    lr_ratio: float
+    quorum_least: int
     epoch: Epoch
     phase: JobPhase
     outcome: JobOutcome | None
     reason: str
+    end_reason: str
     seeded: bool
     parameter_count: int
     pace: Pace
@@ -147,11 +155,15 @@ class JobState:
     _serial: int
 
     def __init__(self, policy: JobPolicy, epoch: Epoch) -> None:
-        self.policy = policy
+        self.policy = self.policy_begun = policy
+        self.settings_changed = False
+        self.lr_ratio = 1.0
+        self.quorum_least = policy.quorum
         self.epoch = epoch
         self.phase = JobPhase.RUNNING
         self.outcome = None
         self.reason = ""
+        self.end_reason = ""
         self.seeded = False
         self.parameter_count = 0
         self.pace = Pace()

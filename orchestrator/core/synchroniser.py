@@ -201,6 +201,10 @@ class Synchroniser:
                 return checkpoints.request_upgrade(state, event, upgrade)
             case commands.Cancel():
                 return job_life.cancel(state, event)
+            case commands.Finish():
+                return job_life.finish_early(state, event)
+            case commands.Set() as wanted:
+                return job_life.change_settings(state, event, wanted)
             case unknown:
                 assert_never(unknown)
 

@@ -416,7 +416,7 @@ def _fits(snapshot: Snapshot, policy: JobPolicy, folds: Sequence[Fold]) -> bool:
     if [type(fold) for fold in snapshot.folds] != [Pending, *map(type, folds)]:
         log.warning("the whole tape is replayed: the snapshot's folds are not those of this job.")
         return False
-    if snapshot.core.state.policy != policy:
+    if snapshot.core.state.policy_begun != policy:
         log.warning("the whole tape is replayed: the snapshot belongs to another job or specification.")
         return False
     return True

@@ -36,7 +36,7 @@ from orchestrator.core.vocabulary import (
     Version,
     offer_number,
 )
-from orchestrator.status import CheckpointFacts, CommandStatus, CoreStatus, FragmentStatus, IslandStatus
+from orchestrator.status import CheckpointFacts, CommandStatus, CoreStatus, FragmentStatus, IslandStatus, SettingsNow
 from orchestrator.tape.replay import Recovered
 
 FOREVER = -1.0
@@ -145,6 +145,13 @@ def core_status(state: JobState, at: Instant, trained: Mapping[IslandId, int] = 
         pause_reason=state.pause_reason(),
         epoch=state.epoch,
         quorum=state.quorum,
+        settings=SettingsNow(
+            lr_ratio=state.lr_ratio,
+            quorum=state.policy.quorum,
+            grace=state.policy.grace_cap_steps,
+            interval=state.policy.sync_interval_steps,
+            changed=state.settings_changed,
+        ),
         checkpoint=_checkpoint_facts(state, at),
         token_budget=state.policy.token_budget,
         tokens_trained=state.tokens_trained,

@@ -232,6 +232,9 @@ class MultiplexedJob:
     def flush_island(self, effect: effects.FlushIsland) -> None:
         self._later(0.0, Turn.BOUNDARY, lambda: self._flush(self._islands[effect.island]))
 
+    def adjust_island(self, effect: effects.AdjustIsland) -> None:
+        """See ``drain_island``."""
+
     def drain_island(self, effect: effects.DrainIsland) -> None:
         """Do nothing: there are no operators who could ask for it."""
 

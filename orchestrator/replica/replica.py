@@ -173,7 +173,10 @@ ONLY_STEP = BoundaryPlan((), Continuation.STEP)
 
 
 class Replica:
-    """``step`` is the logical clock, ``anchor`` the latest of the schedule's; totals are of this incarnation."""
+    """``step`` is the logical clock, ``anchor`` the latest of the schedule's; totals are of this incarnation.
+
+    Inner steps are to be taken at ``lr_ratio`` of the schedule's learning rate.
+    """
 
     def __init__(self, policy: ReplicaPolicy) -> None:
         self.policy = policy
@@ -181,6 +184,7 @@ class Replica:
         self.step = self.offered_step = 0
         self.steps_total = self.tokens_total = 0
         self.anchor = NO_ANCHOR
+        self.lr_ratio = 1.0
         self.holds_state = self.started = False
         self.flushing = self.draining = self.drained = False
         self._arrived: dict[FragmentId, Publication] = {}
@@ -201,6 +205,11 @@ class Replica:
     def schedule_step(self) -> int:
         """The schedule step of the next inner step."""
         return schedule_step(self.anchor, self.step, self.policy.tokens_per_schedule_step)
+
+    @property
+    def next_step(self) -> tuple[int, float]:
+        """The schedule step of the next inner step, and the ratio of the learning rate there."""
+        return self.schedule_step, self.lr_ratio
 
     @property
     def position(self) -> Position:
@@ -277,6 +286,11 @@ class Replica:
             raise InternalError(detail="an island was started before it held a state.")
         if not self.started:
             self.started, self.anchor = True, max(self.anchor, anchor)
+
+    def adjust(self, lr_ratio: float, interval_steps: int) -> None:
+        """Offer each fragment every so many steps from the next boundary on. The replica's driver steps at the ratio."""
+        self.lr_ratio = lr_ratio
+        self.policy = replace(self.policy, interval_steps=interval_steps)
 
     # ── publications and offers ───────────────────────────────────────────────────────────────────────────────────
 

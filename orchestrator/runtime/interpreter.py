@@ -135,6 +135,10 @@ class Interpreter:
     def start_training(self, effect: f.StartTraining) -> None:
         self._command(effect.island, effect.incarnation, IslandInterface.start, effect.fix)
 
+    def adjust_island(self, effect: f.AdjustIsland) -> None:
+        settings = (effect.lr_ratio, effect.interval_steps)
+        self._command(effect.island, effect.incarnation, IslandInterface.adjust, *settings)
+
     def flush_island(self, effect: f.FlushIsland) -> None:
         self._command(effect.island, effect.incarnation, IslandInterface.flush)
 

@@ -55,6 +55,8 @@ def inject(world: FaultInjectionWorld, fault: Fault) -> None:
             world.tell(e.CommandRequested(world.now, command, _OPERATOR, commands.Readd(fault.island)))
         case FaultKind.CANCEL:
             world.tell(e.CommandRequested(world.now, command, _OPERATOR, commands.Cancel()))
+        case FaultKind.FINISH:
+            world.tell(e.CommandRequested(world.now, command, _OPERATOR, commands.Finish()))
         case FaultKind.CRASH:
             if host is not None and host.placed:
                 world.die(host, "the process crashed", announced=True)

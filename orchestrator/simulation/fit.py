@@ -361,6 +361,8 @@ class FaultExtraction:
                 return self._about_group(command.at, node_group, FaultKind.SCALE, count)
             case commands.Cancel():
                 return Fault(command.at, FaultKind.CANCEL, self._policy.islands[0].island)
+            case commands.Finish():
+                return Fault(command.at, FaultKind.FINISH, self._policy.islands[0].island)
             case _:
                 return None
 

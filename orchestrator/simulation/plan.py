@@ -50,6 +50,8 @@ class FaultKind(StrEnum):
     DROP = "drop"
     """Its next ``count`` payloads do not arrive."""
     CANCEL = "cancel"
+    FINISH = "finish"
+    """An operator ends the job early, and its islands give their last work."""
     DRAIN = "drain"
     """An operator has it give all its work and end; it is placed again when it is re-added."""
     NOTICE = "notice"

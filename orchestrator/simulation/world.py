@@ -216,6 +216,11 @@ class World:
         host = self.hosts[effect.island, effect.incarnation]
         self.reach(host, self.addressed(host, partial(self._start, host)))
 
+    def adjust_island(self, effect: f.AdjustIsland) -> None:
+        host = self.hosts[effect.island, effect.incarnation]
+        adjust = partial(host.process.replica.adjust, effect.lr_ratio, effect.interval_steps)
+        self.reach(host, self.addressed(host, adjust))
+
     def flush_island(self, effect: f.FlushIsland) -> None:
         host = self.hosts[effect.island, effect.incarnation]
         self.merge_worker.finish_evaluation_alone()

@@ -47,6 +47,25 @@ def test_the_main_path_by_hand(warm: Installation) -> None:
     assert "nothing to kill" in warm.atoll("kill", job, "asia", code=1)
 
 
+def test_a_job_is_changed_and_finished_early_and_completes(warm: Installation) -> None:
+    job = warm.atoll("submit", warm.spec_file()).split()[1].rstrip(":")
+    wait_until(lambda: json.loads(warm.atoll("status", job, "--json"))["global_version"] > 0)
+    assert "quorum 2 (until now 1), interval 16 (until now 8)" in warm.atoll("set", job, "quorum=2", "interval=16")
+    assert "quorum is 9, but must be 1 to 4" in warm.atoll("set", job, "quorum=9", code=1)
+    assert "interval is '1.5', which is not a whole number" in warm.atoll("set", job, "interval=1.5", code=2)
+    assert "'depth=3' is no setting of a running job" in warm.atoll("set", job, "depth=3", code=2)
+    assert "the steps of the job's trainer" in warm.atoll("set", job, "lr=0.5x", code=2)
+    assert "interval 16 steps" in warm.atoll("status", job)
+    settings = json.loads(warm.atoll("status", job, "--json"))["settings"]
+    assert (settings["quorum"], settings["interval"], settings["changed"]) == (2, 16, True)
+    assert "islands give their last work" in warm.atoll("finish", job)
+    assert "completed: finished early by" in warm.atoll("watch", job)
+    figures = json.loads(warm.atoll("report", job, "--json"))
+    assert figures["outcome"] == "completed"
+    assert 0 < figures["tokens_merged"] <= figures["tokens_trained"] < figures["policy"]["token_budget"]
+    assert "nothing to finish" in warm.atoll("finish", job, code=1)
+
+
 def test_a_job_that_completes_is_watched_to_its_end(warm: Installation) -> None:
     said = warm.atoll("submit", warm.spec_file(steps=20), "--watch")
     assert "completed" in said

@@ -248,6 +248,9 @@ class Shell(Job):
     def flush_island(self, effect: f.FlushIsland) -> None:
         """Do nothing: the job's budget is never used up."""
 
+    def adjust_island(self, effect: f.AdjustIsland) -> None:
+        """Do nothing, see ``drain_island``."""
+
     def drain_island(self, effect: f.DrainIsland) -> None:
         """Do nothing: operators ask only for checkpoints, rollbacks and an end here."""
 

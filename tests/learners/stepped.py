@@ -24,9 +24,11 @@ class SteppedTrainer(synthetic.SyntheticTrainer):
         self.permits, self.at_gate = threading.Semaphore(0), threading.Semaphore(0)
         self.fails = False
         self.schedule: list[int] = []
+        self.lr_ratios: list[float] = []
 
-    def step(self, schedule_step):
+    def step(self, schedule_step, lr_ratio=1.0):
         self.schedule.append(schedule_step)
+        self.lr_ratios.append(lr_ratio)
         self.at_gate.release()
         self.permits.acquire()
         if self.fails:

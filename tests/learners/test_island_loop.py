@@ -132,6 +132,17 @@ def test_the_schedule_follows_what_the_job_has_trained_and_not_the_clock(new_isl
     assert adopted == [ScheduleAnchor(ISLANDS * TOKENS * 6, 10)] * 2
 
 
+def test_changed_settings_count_from_the_next_boundary_on(new_island):
+    island = new_island(interval=4, fragments=1).start()
+    assert [offer.step for offer in offers(island.steps(4))] == [4]
+    island.loop.adjust(0.5, 3)
+    assert [offer.step for offer in offers(island.steps(2))] == [6]
+    island.loop.adjust(1.0, 100)
+    assert offers(island.steps(3)) == []
+    # a step is decided at the boundary before it: the one that waits at the gate began before the change
+    assert island.trainer.lr_ratios == [*[1.0] * 5, 0.5, 0.5, *[1.0] * 3]
+
+
 def test_an_island_begins_where_the_schedule_is_and_not_where_the_clock_is(new_island):
     island = new_island()
     island.loop.load(island.trainer.initial_parameters(), (0, 0), 30, cursor=0)

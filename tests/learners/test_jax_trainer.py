@@ -54,6 +54,17 @@ def test_two_trainers_of_one_seed_stay_bit_identical_and_shards_differ(new_train
     assert equal(parameters(first), parameters(twin))
 
 
+def test_a_step_at_half_the_learning_rate_moves_half_as_far(new_trainer):
+    whole, half = new_trainer(), new_trainer()
+    before = parameters(whole)
+    whole.step(50)
+    half.step(50, 0.5)
+    moved, moved_half = parameters(whole), parameters(half)
+    for name, start in before.items():
+        np.testing.assert_allclose(2 * (moved_half[name] - start), moved[name] - start, rtol=1e-3, atol=1e-6)
+    assert not equal(before, moved_half)
+
+
 DECODER = {
     "width": 16,
     "layer_count": 2,

@@ -51,6 +51,7 @@ from tests.swarm.configurations import (
     ABSENCES,
     ALL_ISLANDS_DEPART,
     FEATURES,
+    FINISHES,
     HANGS,
     HANGS_FROM_SEED,
     HEALTH,
@@ -118,13 +119,14 @@ def test_the_seeds_visit_every_feature_event_effect_and_reason(survivors):
         ABSENCES,
         STATES_LEFT,
     }
-    later |= {QUORUM_RATIO, OVERLOAD}
+    later |= {QUORUM_RATIO, OVERLOAD, FINISHES}
     assert features == {*FEATURES, *MEMBERSHIP, *SPOILT_LINKS, *HEALTH, *later}
     carried = (*get_args(CarriedReport), *get_args(commands.OperatorCommand))
     kinds = {kind.__name__ for kind in (*e.Event.__args__, *f.Effect.__args__, *carried)} - {e.FaultInjected.__name__}
     asked = commands.Checkpoint | commands.Rollback | commands.Upgrade
     need_a_disk = (saving.SavingEvent, saving.SavingEffect, asked, Saved | NotSaved)  # test_mortality
     kinds -= {kind.__name__ for union in need_a_disk for kind in get_args(union)}
+    kinds -= {commands.Set.__name__, f.AdjustIsland.__name__}  # tests/core/test_settings
     reasons = {str(reason) for reason in (*RefusalReason, *ReleaseReason, *CloseReason) if reason not in NEVER_HAPPENS}
     came = survivors.values()
     mortal = trial.run(3, deaths=6).seen

@@ -58,6 +58,7 @@ SEVERAL_DONORS = "several donors"
 SAVING = "checkpoints"
 MEASURING_ISLANDS = "evaluations on islands"
 NOTICES = FaultKind.NOTICE.value
+FINISHES = FaultKind.FINISH.value
 HANGS, HANGS_FROM_SEED = FaultKind.HANG.value, 1000
 UPGRADES_FROM_SEED = 1000
 QUORUM_RATIO, OVERLOAD = "quorum by ratio", "overload"
@@ -66,7 +67,7 @@ ABSENCES = "absences"
 STATES_LEFT = "states left"
 """Features added later still. Hangs, islands that all depart within one round, and groups without a node
 are only in seeds above those whose decisions are recorded."""
-LATER = {*MEMBERSHIP, *MEMBERSHIP.values(), *SPOILT_LINKS, *HEALTH, NOTICES, HANGS} - {FaultKind.READD}
+LATER = {*MEMBERSHIP, *MEMBERSHIP.values(), *SPOILT_LINKS, *HEALTH, NOTICES, HANGS, FINISHES} - {FaultKind.READD}
 FEATURES = (
     *(kind.value for kind in FaultKind if kind not in LATER),
     "corrupt payloads",
@@ -157,6 +158,7 @@ class _Draw:
         self.evacuations = Random(f"atoll swarm {seed} evacuations")
         self.absences = Random(f"atoll swarm {seed} absences")
         self.leaving = Random(f"atoll swarm {seed} states left")
+        self.settings = Random(f"atoll swarm {seed} settings")
         features = {feature for feature in FEATURES if self.random.random() < 0.5}
         features |= {kind for kind in MEMBERSHIP if self.operators.random() < 0.5}
         features |= {kind for kind in SPOILT_LINKS if self.links.random() < 0.1}
@@ -170,6 +172,7 @@ class _Draw:
         features |= {ABSENCES} if seed >= HANGS_FROM_SEED and self.absences.random() < 0.5 else set()
         features |= {STATES_LEFT} if seed >= HANGS_FROM_SEED and self.leaving.random() < 0.5 else set()
         features |= {ALL_ISLANDS_DEPART} if seed >= HANGS_FROM_SEED and self.evacuations.random() < 0.5 else set()
+        features |= {FINISHES} if seed >= HANGS_FROM_SEED and self.settings.random() < 0.3 else set()
         self.features = frozenset(features | {feature for feature in HEALTH if self.health.random() < 0.5})
         choice, randint = self.random.choice, self.random.randint
         self.islands = [IslandId(f"island-{n}") for n in range(randint(1, 8))]
@@ -339,6 +342,8 @@ class _Draw:
             # once they train, most of them
             at, lasts = self.hangs.uniform(until / 2, until), self.hangs.uniform(0.1, SILENCE_MAX_S)
             faults.append(Fault(at, FaultKind.HANG, self.hangs.choice(self.islands), lasts))
+        if self.on(FINISHES):
+            faults.append(Fault(self.settings.uniform(0.0, 2 * self.calm_at), FaultKind.FINISH, self.islands[0]))
         for kind in (FaultKind.DIVERGE, FaultKind.EXPLODE):
             for _ in range(self.health.randint(1, 3) if self.on(kind) else 0):
                 faults.append(Fault(self.health.uniform(0.0, until), kind, self.health.choice(self.islands)))

@@ -31,7 +31,7 @@ class JobChecker:
         self._upgrades: set[CommandId] = set()
         self._evaluating: f.Evaluate | None = None
         self._evaluated: int | None = None
-        self._ending = False
+        self._ending = self._finished_early = False
         self._at = 0.0
 
     @property
@@ -67,7 +67,8 @@ class JobChecker:
             due = self.trained >= self._policy.token_budget
             require(begins == due, "a job ends when its tokens are trained", (self.trained, self._policy.token_budget))
         else:
-            require(not begins, "a job ends when its tokens are trained", event)
+            right = not begins or (isinstance(event, e.CommandRequested) and isinstance(event.request, commands.Finish))
+            require(right, "a job ends when its tokens are trained, or an operator finishes it", event)
         self._ending = self._ending or begins
         for n, effect in enumerate(effects, start=1):
             if isinstance(effect, f.Evaluate):
@@ -103,6 +104,8 @@ class JobChecker:
                 self._upgrades.add(event.command)
             else:
                 expected = [event.command]
+            accepted = any(isinstance(x, f.ResolveCommand) and x.accepted for x in effects)
+            self._finished_early |= accepted and isinstance(event.request, commands.Finish)
         later = [command for command in answers if command in self._upgrades]
         self._upgrades -= set(later)
         at_once = [command for command in answers if command not in later]
@@ -115,7 +118,7 @@ class JobChecker:
         left = [island for island, status in statuses.items() if status.stage is not Stage.OVER]
         require(not left, "no process outlives the job", left)
         version = sum(current.version for current in self._rounds.all)
-        spent = self.trained >= self._policy.token_budget
+        spent = self.trained >= self._policy.token_budget or self._finished_early
         match effect.outcome:
             case JobOutcome.CANCELLED:
                 right = isinstance(event, e.CommandRequested) and isinstance(event.request, commands.Cancel)

@@ -1,0 +1,144 @@
+"""Settings of a running job that an operator changes: checked together, given to islands, and the same after a restart."""
+
+from __future__ import annotations
+
+import pytest
+
+from orchestrator.accounting.explanation import Explanations
+from orchestrator.core.commands import Finish, Set
+from orchestrator.core.effects import AdjustIsland, Effect, MergeFragment, ResolveCommand, SetTimer, StartTraining
+from orchestrator.core.events import SynchroniserRestarted
+from orchestrator.core.messages import CaughtUp
+from orchestrator.core.vocabulary import CloseReason, FragmentId, GraceTimer, Version
+from orchestrator.host.state_view import core_status
+from orchestrator.replica.replica import Replica, ReplicaPolicy
+from orchestrator.tape.driver import MemorySink
+from orchestrator.tape.replay import replay
+from orchestrator.tape.schema import Header, Tape
+from tests.harness.story import Story, all_of, policy, the
+
+
+def changed(story: Story, **settings: float) -> ResolveCommand:
+    return the(ResolveCommand, story.command(f"set-{len(story.records)}", Set(**settings)))  # type: ignore[arg-type]
+
+
+def test_settings_are_changed_together_and_every_island_that_trains_gets_them() -> None:
+    story = Story("abc", quorum=2)
+    story.starts("a", "b")
+    effects = story.command("c1", Set(0.5, 1, 3.0, 8), caller="ada")
+    answer = the(ResolveCommand, effects)
+    assert answer.accepted
+    said = (
+        "lr 0.5 of the specification's (until now 1), quorum 1 (until now 2), grace 3 (until now 1), interval 8 (until"
+    )
+    assert answer.detail.startswith(said)
+    expected = [AdjustIsland("a", 1, 0.5, 8), AdjustIsland("b", 1, 0.5, 8)]  # type: ignore[arg-type]
+    assert all_of(AdjustIsland, effects) == expected
+    now = core_status(story.core.state, story.now).settings
+    assert now is not None
+    assert (now.lr_ratio, now.quorum, now.grace, now.interval, now.changed) == (0.5, 1, 3.0, 8, True)
+
+
+def test_an_island_that_comes_later_gets_the_settings_before_it_trains() -> None:
+    story = Story("ab")
+    story.starts("a")
+    changed(story, sync_interval_steps=8)
+    changed(story, lr_ratio=1.0)
+    story.is_ready("b")
+    effects = story.reports("b", 1, CaughtUp(None, (Version(0), Version(0)), 0, 0.1))
+    orders = [effect for effect in effects if isinstance(effect, AdjustIsland | StartTraining)]
+    assert [type(order) for order in orders] == [AdjustIsland, StartTraining]
+    assert the(AdjustIsland, effects).interval_steps == 8
+
+
+def test_a_lower_quorum_closes_a_round_that_waits_and_a_higher_one_holds_a_round_that_did_not() -> None:
+    story = Story("ab", quorum=2, grace_cap_steps=0.0)
+    story.starts("a", "b")
+    assert not all_of(MergeFragment, story.offers_fragment("a"))
+    merge = the(MergeFragment, story.command("c1", Set(quorum=1)))
+    assert merge.reason is CloseReason.NO_GRACE_LEFT
+    assert changed(story, quorum=2).accepted, "although a merge of one contribution is under way"
+    story.merges(0, 1)
+    assert not all_of(MergeFragment, story.offers_fragment("a"))
+
+
+def test_a_longer_grace_window_counts_for_rounds_that_reach_their_quorum_afterwards() -> None:
+    story = Story("ab", grace_cap_steps=0.0, overlap_steps=3)
+    story.starts("a", "b")
+    changed(story, grace_cap_steps=1.0)
+    timer = the(SetTimer, story.offers_fragment("a"))
+    assert timer.timer == GraceTimer(FragmentId(0))
+
+
+def test_a_longer_interval_moves_the_point_from_which_a_contribution_is_on_time() -> None:
+    folded = Explanations(policy("a"))
+    story = Story("a", accounted=False, folds=(folded,))
+    story.starts("a")
+    changed(story, sync_interval_steps=8)
+    assert not all_of(MergeFragment, story.offers_fragment("a", step=4))
+    assert the(MergeFragment, story.offers_fragment("a", step=8)).step == 8
+    assert folded.merges[FragmentId(0), Version(1)].opened_at == story.now
+
+
+@pytest.mark.parametrize(
+    ("wanted", "refusal"),
+    [
+        (Set(), "no setting was named"),
+        (Set(quorum=4), "quorum is 4, but must be 1 to 3, the islands that the job wants: lower it, or scale"),
+        (Set(quorum=0), "quorum is 0, but must be 1 to 3"),
+        (Set(sync_interval_steps=2), "interval is 2, but must be 3 to 1,000,000 inner steps, above"),
+        (Set(grace_cap_steps=-1.0), "grace is -1, but must be 0 to 1,000,000 inner steps"),
+        (Set(lr_ratio=0.0), "lr is 0 of the specification's, but must be 0.001 to 1000 of it"),
+        (Set(lr_ratio=0.5, quorum=9), "quorum is 9"),
+    ],
+)
+def test_a_setting_outside_its_bounds_is_refused_and_nothing_is_changed(wanted: Set, refusal: str) -> None:
+    story = Story("abc")
+    story.starts("a", "b")
+    effects = story.command("c1", wanted)
+    answer = the(ResolveCommand, effects)
+    assert not answer.accepted
+    assert answer.detail.startswith(refusal)
+    assert len(effects) == 1
+    assert story.core.state.policy == story.core.state.policy_begun
+    assert story.core.state.lr_ratio == 1.0
+
+
+def test_a_job_that_finishes_keeps_its_settings() -> None:
+    story = Story("ab")
+    story.starts("a")
+    story.command("c1", Finish())
+    assert "is finishing: its settings are not changed any more" in changed(story, quorum=2).detail
+
+
+def test_settings_survive_the_synchroniser_and_the_tape_is_decided_again_as_it_was() -> None:
+    wanted = policy("ab", quorum=2)
+    story = Story(wanted=wanted, accounted=True)
+    story.starts("a", "b")
+    changed(story, lr_ratio=0.25, quorum=1, sync_interval_steps=6)
+    story.wait(5.0)
+    effects: tuple[Effect, ...] = story.happen(SynchroniserRestarted, 2)
+    assert {adjusted.island for adjusted in all_of(AdjustIsland, effects)} == {"a", "b"}
+    assert story.core.state.policy.quorum == 1
+    sink = MemorySink()
+    sink.records = story.records
+    tape: Tape = sink.tape(Header("job", wanted))
+    assert replay(tape).exact
+
+
+def test_a_replica_offers_by_the_interval_that_it_was_given_last() -> None:
+    replica = Replica(
+        ReplicaPolicy(
+            fragment_count=1, interval_steps=4, adoption="rebase", tokens_per_schedule_step=1, snapshots_max=None
+        )
+    )
+    replica.hold((Version(0),), 0)
+    replica.start()
+    replica.adjust(0.5, 6)
+    offered = []
+    for _ in range(12):
+        replica.step_taken(1)
+        if replica.boundary().actions:
+            offered.append(replica.step)
+    assert offered == [6, 12]
+    assert replica.next_step[1] == 0.5
