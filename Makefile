@@ -61,11 +61,12 @@ parity: $(STAMP)  ## compare logits with transformers on the same checkpoints (i
 TORCH := .cache/torch
 torch-test: $(STAMP)  ## train PyTorch models on CPU islands (installs torch and transformers into an environment of their own)
 	@test -x $(TORCH)/bin/python || $(PYTHON) -m venv $(TORCH)
-	@$(TORCH)/bin/python -m pip install --quiet --disable-pip-version-check torch==2.13.0 transformers==5.18.0
+	@$(TORCH)/bin/python -m pip install --quiet --disable-pip-version-check torch==2.13.0 transformers==5.18.0 peft==0.21.2
 	@for folder in $(TORCH)/lib/python3*/site-packages; do \
 		echo "import site; site.addsitedir('$(abspath $(VENV))/lib/$$(basename $$(dirname $$folder))/site-packages')" \
 		>$$folder/atoll.pth; done
 	@ATOLL_SOAK=1 $(TORCH)/bin/python -m pytest -q -p no:xdist --timeout=1800 tests/learners/test_torch_trainer.py
+	@ATOLL_SOAK=1 $(TORCH)/bin/python -m pytest -q -p no:xdist --timeout=3600 tests/ray/test_own_model_page.py
 
 TRACKERS := .cache/trackers
 trackers-test: $(STAMP)  ## feed real trackers: MLflow's server, W&B, TensorBoard (installs them into an environment of their own)

@@ -22,6 +22,7 @@ ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
 README, RUNBOOK = ROOT / "README.md", ROOT / "deploy" / "RUNBOOK.md"
 TUTORIAL, DECISIONS = DOCS / "tutorial.md", DOCS / "decisions"
+OWN_MODEL = DOCS / "guide" / "own-model.md"
 PROMPT = "$ "
 PROGRAM = "atoll"
 ROOT_COMMAND: Any = typer.main.get_command(app)

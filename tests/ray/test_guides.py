@@ -20,13 +20,14 @@ import yaml
 
 from api.client import Client
 from orchestrator.errors import Conflict, InfrastructureError
-from tests.documents import DECISIONS, ROOT, TUTORIAL, blocks, documents
+from tests.documents import DECISIONS, OWN_MODEL, ROOT, TUTORIAL, blocks, documents
 from tests.newcomer import Newcomer
 from tests.programs import required
 from tests.waiting import PATIENCE_S, wait_until
 
 ELSEWHERE = {
     r"source |(\.venv/bin/)?atoll (up|down|--help)": "the tutorial, of which these are parts",
+    r"pip install ": "environments of their own have what it installs (`make torch-test`)",
     r"make ": "CI and developers run these: they are what runs the tests",
     r".*python -m pytest": "parts of `make test`",
     r"kubectl |.*\| kubectl ": "no cluster is here; what is applied passes the schemas (`make kubernetes-check`), and "
@@ -74,7 +75,7 @@ def elsewhere(command: str) -> list[str]:
 WALKS = {
     path: typed
     for path in documents()
-    if path != TUTORIAL and path.parent != DECISIONS
+    if path not in (TUTORIAL, OWN_MODEL) and path.parent != DECISIONS
     if (typed := [command for command in commands_of(path) if not elsewhere(command)])
 }
 
