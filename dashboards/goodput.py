@@ -154,6 +154,8 @@ def _tokens() -> list[Panel]:
             Query(f"atoll_held_out_loss_nats{{{JOB}}}", "{{atoll_job}}"),
             Query(f"atoll_held_out_source_loss_nats{{{JOB}}}", "{{source}}"),
             Query(f"atoll_held_out_bits_per_byte{{{JOB}}}", "bits per byte"),
+            Query(f"atoll_held_out_preference_accuracy_ratio{{{JOB}}}", "pairs told apart"),
+            Query(f"atoll_held_out_preference_margin_nats{{{JOB}}}", "margin of pairs"),
         ),
         curves(
             "What an evaluation takes",

@@ -20,7 +20,7 @@ from typing import Any, Protocol, cast
 import numpy as np
 
 from orchestrator.core.messages import Broken
-from orchestrator.core.vocabulary import NO_FLAWS, DataFlaws, FailureExtent, SourceLoss
+from orchestrator.core.vocabulary import NO_FLAWS, DataFlaws, FailureExtent, Preference, SourceLoss
 from orchestrator.errors import ConfigurationError, UnreadableData, in_words
 from orchestrator.parameters.pieces import Roles
 
@@ -115,7 +115,8 @@ class HeldOutLoss:
     """Mean loss, in nats per token, over the first ``sequence_count`` held-out sequences, which took ``seconds``.
 
     ``bits_per_byte`` is the same loss per byte of text, which is comparable between tokenizers; None if the bytes of a
-    token are unknown. ``sources`` has the loss of each source if the job has several.
+    token are unknown. ``sources`` has the loss of each source if the job has several. ``preference`` is there if the job
+    learns from pairs; then the loss is per pair.
     """
 
     loss: float
@@ -123,6 +124,7 @@ class HeldOutLoss:
     seconds: float
     bits_per_byte: float | None = None
     sources: tuple[SourceLoss, ...] = ()
+    preference: Preference | None = None
 
 
 @dataclass(frozen=True, slots=True)

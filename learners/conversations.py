@@ -2,7 +2,8 @@
 
     record ─▶ template (``orchestrator.text.chat_template``) ─▶ tokens ─▶ rows of sequence_length + 1 ─▶ ``Batch``
 
-A row holds whole conversations, one after another, and padding at its end. Rows are the unit in which ``corpus`` and
+A row holds whole conversations, one after another, and padding at its end. A pair of a preference is two conversations, the
+chosen one first, which stay together. Rows are the unit in which ``corpus`` and
 ``streaming`` keep and draw text, as one array of int32: the low bits are a token, the high ones say whether it is learned,
 begins a conversation, or is padding. ``batch_of`` turns rows into a batch.
 
@@ -95,18 +96,27 @@ class Conversations:
         return packed.reshape(-1)
 
     def _encoded(self, text: bytes) -> np.ndarray:
+        conversation = json.loads(text)
+        sides = [conversation[name] for name in ("chosen", "rejected") if name in conversation] or [conversation]
         try:
-            tokens, learned = self._tokens(json.loads(text))
-            if not learned.any():
-                raise NotText("has no answer with text, so there is nothing to learn")
-            if len(tokens) > self.width:
+            parts = [self._marked(side) for side in sides]
+            length = sum(map(len, parts))
+            if length > self.width:
                 if self.section.long_conversations == "refuse":
-                    raise NotText(f"has {len(tokens):,} tokens, more than a row of {self.width:,}. {TOO_LONG}")
-                is_cut = self.section.long_conversations == "cut" and learned[: self.width].any()
-                tokens, learned = (array[: self.width * is_cut] for array in (tokens, learned))
+                    raise NotText(f"has {length:,} tokens, more than a row of {self.width:,}. {TOO_LONG}")
+                first = parts[0][: self.width]
+                is_cut = self.section.long_conversations == "cut" and (first & LEARNED).any()
+                return first if is_cut else first[:0]
         except NotText as error:
             self.refuse(text, str(error))
             return np.zeros(0, np.int32)
+        return np.concatenate(parts)
+
+    def _marked(self, conversation: dict[str, Any]) -> np.ndarray:
+        """Return marked tokens, (length,) int32. Raises NotText."""
+        tokens, learned = self._tokens(conversation)
+        if not learned.any():
+            raise NotText("has no answer with text, so there is nothing to learn")
         marked: np.ndarray = (tokens | np.where(learned, LEARNED, 0)).astype(np.int32)
         marked[:1] |= FIRST
         return marked
@@ -170,6 +180,7 @@ def counting_in(tokenizer: Tokenizer, unreadable: Unreadable) -> Tokenizer:
 def named_by(text: bytes) -> str:
     """Return words for a conversation: how it begins."""
     value = json.loads(text)
+    value = value.get("chosen", value)
     first = value["prompt"] if "prompt" in value else value["messages"][0].get("content")
     shortened = first if isinstance(first, str) else json.dumps(first)
     return f"the conversation that begins with {shortened[:SHOWN_CHARACTERS]!r}"

@@ -75,7 +75,8 @@ class Evaluator:
             else:
                 whole = {name: array for arrays in fragments for name, array in arrays.items()}
                 measured = trainer.evaluate(whole, limit)
-        return measured.loss, measured.sequence_count, measured.seconds, measured.bits_per_byte, measured.sources
+        facts = measured.bits_per_byte, measured.sources, measured.preference
+        return measured.loss, measured.sequence_count, measured.seconds, *facts
 
     def unigram_loss(self) -> float:
         trainer = self._built()

@@ -117,28 +117,35 @@ def measure_by_source(
     loss_of: Callable[[Any], float],
     limit_s: float,
     clock: Callable[[], float] = monotonic,
+    weights: Sequence[float] | None = None,
 ) -> HeldOutLoss:
-    """Do the same as ``measure``, and add the loss of each measured source and the bits per byte of text."""
+    """Do the same as ``measure``, and add the loss of each measured source and the bits per byte of text.
+
+    ``weights`` replace those of the batches, for a loss that is no mean over tokens, which has no bits per byte.
+    """
     losses: list[float] = []
+    own = [batch.weight for batch in batches] if weights is None else weights
 
     def recorded(batch: HeldOutBatch) -> float:
         losses.append(loss_of(batch.tokens))
         return losses[-1]
 
     size = len(batches[0].tokens)
-    whole = measure(batches, size, recorded, limit_s, clock, [batch.weight for batch in batches])
-    measured = list(zip(batches, losses[: whole.sequence_count // size], strict=False))
+    whole = measure(batches, size, recorded, limit_s, clock, own)
+    measured = list(zip(batches, losses[: whole.sequence_count // size], own, strict=False))
 
-    def bits(pairs: Sequence[tuple[HeldOutBatch, float]]) -> float | None:
-        sizes = [batch.weight * batch.bytes_per_token for batch, _ in pairs if batch.bytes_per_token is not None]
-        nats = fsum(batch.weight * loss for batch, loss in pairs)
+    def bits(pairs: Sequence[tuple[HeldOutBatch, float, float]]) -> float | None:
+        sizes = [weight * batch.bytes_per_token for batch, _, weight in pairs if batch.bytes_per_token is not None]
+        nats = fsum(weight * loss for _, loss, weight in pairs)
+        if weights is not None:
+            return None
         return nats / fsum(sizes) / log(2) if len(sizes) == len(pairs) else None
 
     by_name = {
-        name: [pair for pair in measured if pair[0].source == name] for name in sorted({b.source for b, _ in measured})
+        name: [pair for pair in measured if pair[0].source == name] for name in sorted({b.source for b, *_ in measured})
     }
     sources = tuple(
-        SourceLoss(name, _mean([loss for _, loss in pairs], [batch.weight for batch, _ in pairs]), bits(pairs))
+        SourceLoss(name, _mean([loss for _, loss, _ in pairs], [weight for _, _, weight in pairs]), bits(pairs))
         for name, pairs in by_name.items()
     )
     several = len({batch.source for batch in batches}) > 1

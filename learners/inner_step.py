@@ -2,8 +2,8 @@
 
    batch ─▶ A microbatches ─▶ gradient of the objective of each ─▶ their mean ─▶ update ─▶ θ + scale · update
 
-The mean is by the weights of the microbatches' targets, if a batch has weights. With accumulation a step holds the
-activations of one microbatch and the gradient twice. Its result is that of the whole
+The mean is by the weights of the microbatches' targets, or by their pairs, if a batch has weights. With accumulation a step
+holds the activations of one microbatch and the gradient twice. Its result is that of the whole
 batch to float tolerance, except if an objective is not a mean over sequences, such as a balance of experts, which is then
 that of each microbatch. The step reports the plain loss, whatever it minimises.
 
@@ -123,14 +123,14 @@ def build(
 
         def add(total: Any, microbatch: jax.Array | Batch) -> tuple[Any, None]:
             (_, loss), gradient = value_and_grad(parameters, microbatch, frozen)
-            weights = Batch.of(microbatch).target_weights
-            if weights is not None:
-                weight = jnp.sum(weights) / whole
+            own_weight = model.weight_of(microbatch)
+            if own_weight is not None:
+                weight = own_weight / whole
                 gradient, loss = jax.tree.map(lambda mean: weight * mean, (gradient, loss))
             return jax.tree.map(jnp.add, total, (gradient, loss)), None
 
-        of_all = Batch.of(tokens).target_weights
-        whole = accumulation if of_all is None else jnp.maximum(jnp.sum(of_all), ALMOST_NO_WEIGHT)
+        of_all = model.weight_of(tokens)
+        whole = accumulation if of_all is None else jnp.maximum(of_all, ALMOST_NO_WEIGHT)
         nothing = (jax.tree.map(jnp.zeros_like, parameters), jnp.zeros((), jnp.float32))
         total, _ = jax.lax.scan(add, nothing, microbatches)
         gradient, loss = total if of_all is not None else jax.tree.map(lambda summed: summed / accumulation, total)

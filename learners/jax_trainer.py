@@ -29,8 +29,10 @@ from learners import compilation_cache, inner_step, mesh, model, optimizer_setti
 from learners.contract import Arrays, Batch, HeldOutLoss, HeldPart, HostCopy, StepResult
 from learners.inner_step import DescentCheck
 from learners.island_spec import Document, IslandSpec
+from learners.models.model import pairs
 from learners.resharding import Draw
 from learners.text import Text
+from orchestrator.core.vocabulary import Preference
 from orchestrator.errors import DataError
 from orchestrator.parameters.pieces import Piece, Roles, Shape, joined, piece_named, taken
 
@@ -278,15 +280,29 @@ class JaxTrainer:
         return self._measured(self._brought(fragments), limit_s)
 
     def _measured(self, parameters: Mapping[str, jax.Array], limit_s: float) -> HeldOutLoss:
-        loss = self._held_out_loss()
+        compiled, figures = self._held_out_loss(), list[tuple[float, tuple[float, ...]]]()
 
         def loss_of(tokens: np.ndarray | Batch) -> float:
-            return float(loss(parameters, self._placed_batch(tokens, self._held_out_sharding), self._frozen))
+            result = compiled(parameters, self._placed_batch(tokens, self._held_out_sharding), self._frozen)
+            loss, *of_pairs = map(float, result)
+            if of_pairs:
+                figures.append((pair_count(tokens), tuple(of_pairs)))
+            return loss
 
-        return self._text.measure(loss_of, self._held_out_max, limit_s)
+        def pair_count(tokens: Any) -> float:
+            return float(jnp.sum(pairs(tokens)))
+
+        if self._model.preferences is None:
+            return self._text.measure(loss_of, self._held_out_max, limit_s)
+        measured = self._text.measure(loss_of, self._held_out_max, limit_s, pair_count)
+        used = figures[: measured.sequence_count // len(self._text.held_out_batches(self._held_out_max)[0])]
+        total = math.fsum(count for count, _ in used) or 1.0
+        accuracy, margin = (math.fsum(count * of_pairs[at] for count, of_pairs in used) / total for at in range(2))
+        return replace(measured, preference=Preference(accuracy, margin))
 
     def unigram_loss(self) -> float:
-        return self._text.unigram_loss()
+        """Return what ``Text.unigram_loss`` does, or NaN for an objective of pairs, which has no such thing."""
+        return self._text.unigram_loss() if self._model.preferences is None else math.nan
 
     @property
     def _held_out_max(self) -> int:
@@ -394,8 +410,10 @@ class JaxTrainer:
 
         return {name: on_devices(name, outline) for name, outline in self._abstract_frozen.items()}
 
-    def _whole_loss(self, parameters: Any, tokens: jax.Array, frozen: Any) -> jax.Array:
-        return self._model.loss(inner_step.with_frozen(parameters, frozen), tokens)
+    def _whole_loss(self, parameters: Any, tokens: jax.Array, frozen: Any) -> tuple[jax.Array, ...]:
+        """Return the loss, with accuracy and margin for an objective of pairs."""
+        tensors, measured = inner_step.with_frozen(parameters, frozen), self._model.preferences
+        return (self._model.loss(tensors, tokens),) if measured is None else measured(tensors, Batch.of(tokens))
 
     @cached_property
     def _traced(self) -> Any:
@@ -415,7 +433,7 @@ class JaxTrainer:
     def trace(self) -> Any:
         """Lower the inner step for XLA, which reveals what a model cannot do. Nothing is compiled or allocated."""
         tokens: Any = jax.ShapeDtypeStruct(self._batch_shape, np.int32, sharding=self._batch_sharding)
-        if self._spec.job.data.format == "chat":
+        if self._spec.job.data.has_conversations:
             weights = jax.ShapeDtypeStruct(self._batch_shape, np.float32, sharding=self._batch_sharding)
             tokens = Batch(tokens, weights, tokens, tokens)
         frozen = (self._abstract_frozen,) if self._abstract_frozen else ()

@@ -522,7 +522,7 @@ class IslandLoop:
         try:
             measured = self._trainer.evaluate(arrays, request.limit_s)
             seconds = monotonic() - began
-            by_byte = (measured.bits_per_byte, measured.sources)
+            by_byte = (measured.bits_per_byte, measured.sources, measured.preference)
             report = Evaluated(request.global_version, measured.loss, measured.sequence_count, seconds, *by_byte)
         except (Exception, SystemExit) as error:  # a failed measurement must not stop training
             logging.getLogger(__name__).exception("Θ could not be measured")

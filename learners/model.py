@@ -29,7 +29,7 @@ from learners.contract import Batch
 from learners.factories import called, guarded
 from learners.island_spec import Document, IslandSpec
 from learners.models import decoder
-from learners.models.model import AXES, Frozen, Model, Tensors, losses
+from learners.models.model import AXES, Frozen, Model, Tensors, losses, preferences
 from learners.models.plain import transformer
 from learners.optimizer_settings import use_of
 from orchestrator.errors import ConfigurationError, InvalidJobSpec
@@ -42,6 +42,8 @@ from orchestrator.specification.training_sections import LoraSection, TrainableS
 
 ADAPTERS = 0x10A
 """Separates the draws of adapters from those of the model."""
+REFERENCE = "reference."
+"""What the tensors of the model with which training began have before their names, where these are trained."""
 Make = Callable[[Any], Any]
 """Returns a module for a seed."""
 Apply = Callable[[Tensors, jax.Array], jax.Array]
@@ -58,7 +60,9 @@ def build(spec: IslandSpec | Document) -> Model:
     """
     spec = IslandSpec.of(spec)
     whole = _whole(spec)
-    return whole if spec.job.trainable is None else _partly_trained(whole, spec.job.trainable, spec.job.seed)
+    built = whole if spec.job.trainable is None else _partly_trained(whole, spec.job.trainable, spec.job.seed)
+    objective = spec.job.training.objective
+    return built if objective is None else _preferring(whole, built, objective.beta, spec)
 
 
 def _whole(spec: IslandSpec) -> Model:
@@ -82,11 +86,11 @@ def _whole(spec: IslandSpec) -> Model:
 
 def require_batches(built: Model, spec: IslandSpec) -> None:
     """Raise ConfigurationError if the job's batches have weights and segments, and the model takes tokens alone."""
-    if spec.job.data.format == "chat" and not built.takes_batches:
+    if spec.job.data.has_conversations and not built.takes_batches:
         raise ConfigurationError(
-            detail=f"data.format is chat, but the model from model.factory {spec.job.model.factory!r} takes tokens without "
-            "weights and segments. Use a preset or model.decoder, or return a learners.model.Model with takes_batches whose "
-            "loss takes a learners.contract.Batch."
+            detail=f"data.format is {spec.job.data.format}, but the model from model.factory {spec.job.model.factory!r} "
+            "takes tokens without weights and segments. Use a preset or model.decoder, or return a learners.model.Model "
+            "with takes_batches whose loss takes a learners.contract.Batch."
         )
 
 
@@ -125,6 +129,61 @@ def _partly_trained(whole: Model, section: TrainableSection, seed: int) -> Model
         model=shapes,
     )
     return replace(adapted, frozen=frozen, flops_per_token=None)
+
+
+def _preferring(whole: Model, built: Model, beta: float, spec: IslandSpec) -> Model:
+    """Return the model with the objective DPO. Tensors that are trained are also held as they were before, unless adapters.
+
+    Raises ConfigurationError for a model that does not tell the likelihoods of its targets.
+    """
+    own, before = built.log_likelihoods, whole.log_likelihoods
+    if own is None or before is None:
+        raise ConfigurationError(
+            detail=f"training.objective.kind is dpo, but the model from model.factory {spec.job.model.factory!r} has no "
+            "log_likelihoods. Use a preset or model.decoder, or return a learners.model.Model that has them."
+        )
+    seed, section = spec.job.seed, spec.job.trainable
+    is_adapted = section is not None and section.lora is not None
+    frozen = built.frozen if is_adapted else _with_reference(whole, built, seed)
+    assert frozen is not None, "adapters have frozen tensors"
+    names = list(frozen.model)
+
+    def measured(parameters: Tensors, batch: Batch) -> tuple[jax.Array, jax.Array, jax.Array]:
+        reference = {name: parameters.get(REFERENCE + name, parameters[name]) for name in names}
+        fixed = jax.lax.stop_gradient(before(reference, batch))
+        return preferences(own(parameters, batch), fixed, batch, beta)
+
+    def loss(parameters: Tensors, tokens: Any) -> jax.Array:
+        return measured(parameters, Batch.of(tokens))[0]
+
+    return replace(built, loss=loss, objective=None, preferences=measured, frozen=frozen, flops_per_token=None)
+
+
+def _with_reference(whole: Model, built: Model, seed: int) -> Frozen:
+    """Return the frozen tensors with those that are trained, as training begins with them."""
+    drawn = cache(lambda: dict(whole.initialise(seed)))
+    tensors = jax.eval_shape(partial(whole.initialise, seed)) if whole.traceable else drawn()
+    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    before = built.frozen
+    names = [name for name in shapes if before is None or name not in before.outline]
+    held = {name: jax.ShapeDtypeStruct(shapes[name], whole.compute_dtypes.get(name, jnp.float32)) for name in names}
+
+    def value(name: str) -> Any:
+        if before is not None and name in before.outline:
+            return before.value(name)
+        own = name.removeprefix(REFERENCE)
+        if whole.initial_weights is not None:
+            return whole.initial_weights([own])[own]
+        return whole.initialise(seed)[own] if whole.traceable else drawn()[own]
+
+    return Frozen(
+        outline={**({} if before is None else before.outline), **{REFERENCE + name: held[name] for name in names}},
+        value=value,
+        traceable=whole.traceable and whole.initial_weights is None,
+        axes={**whole.axes, **{REFERENCE + name: axes for name, axes in whole.axes.items()}},
+        roles={**whole.roles, **{REFERENCE + name: role for name, role in whole.roles.items()}},
+        model=shapes,
+    )
 
 
 def _selected(whole: Model, names: list[str]) -> Model:
@@ -173,10 +232,11 @@ def _adapted(whole: Model, section: LoraSection, matrices: Mapping[str, tuple[in
         adapted = {name: whole_tensors[name] + parameters[name + A] @ scaled[name + B] for name in targets}
         return whole_tensors | adapted
 
-    objective = whole.objective
+    objective, likelihoods = whole.objective, whole.log_likelihoods
     return replace(
         whole,
         initialise=initialise,
+        log_likelihoods=None if likelihoods is None else lambda own, batch: likelihoods(tensors(own), batch),
         loss=lambda parameters, tokens: whole.loss(tensors(parameters), tokens),
         objective=None if objective is None else lambda parameters, tokens: objective(tensors(parameters), tokens),
         roles=roles,

@@ -53,7 +53,7 @@ class Text:
         own: tokenizer.Tokenizer = tokenizer.load(section, spec.roots)
         if vocabulary_size is not None:
             tokenizer.require_fit(own, section, vocabulary_size)
-        if section.format == "chat":
+        if section.has_conversations:
             own = conversations.load(section, spec.roots, own)
         self._text = _behind(spec, own, vocabulary_size)
 
@@ -73,9 +73,20 @@ class Text:
         """Return the held-out sequences in batches of one shape, with at most ``batch_max`` sequences."""
         return [batch.tokens for batch in self._text.held_out_batches(batch_max)]
 
-    def measure(self, loss_of: Callable[[Any], float], batch_max: int, limit_s: float) -> HeldOutLoss:
-        """Return the held-out loss; of the first batches if all would take more than ``limit_s`` seconds."""
-        return measure_by_source(self._text.held_out_batches(batch_max), loss_of, limit_s)
+    def measure(
+        self,
+        loss_of: Callable[[Any], float],
+        batch_max: int,
+        limit_s: float,
+        weight_of: Callable[[Any], float] | None = None,
+    ) -> HeldOutLoss:
+        """Return the held-out loss; of the first batches if all would take more than ``limit_s`` seconds.
+
+        ``weight_of`` is for a loss that is no mean over tokens.
+        """
+        batches = self._text.held_out_batches(batch_max)
+        weights = None if weight_of is None else [weight_of(batch.tokens) for batch in batches]
+        return measure_by_source(batches, loss_of, limit_s, weights=weights)
 
     def unigram_loss(self) -> float:
         """Return nats per token, on the held-out sequences, of the training text's token frequencies."""

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar
 
 from orchestrator.core.messages import Announcement, IslandHoldings, IslandReport
-from orchestrator.core.vocabulary import Epoch, FragmentId, IslandId, ScheduleAnchor, SourceLoss, Version
+from orchestrator.core.vocabulary import Epoch, FragmentId, IslandId, Preference, ScheduleAnchor, SourceLoss, Version
 from orchestrator.parameters.pieces import Roles, Shape
 from orchestrator.parameters.tensors import Tensors
 from orchestrator.system.logbook import Logbook
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 ActorT = TypeVar("ActorT")
 Arguments = ParamSpec("Arguments")
 Answer = TypeVar("Answer")
-Measured = tuple[float, int, float, float | None, tuple[SourceLoss, ...]]
+Measured = tuple[float, int, float, float | None, tuple[SourceLoss, ...], Preference | None]
 """Loss in nats per token, of how many sequences, the seconds taken, bits per byte, and by source."""
 
 

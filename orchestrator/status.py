@@ -333,6 +333,14 @@ class SourceLossFigures(TypedDict, total=False):
 
 
 @with_config(_FIGURES)
+class PreferenceFigures(TypedDict, total=False):
+    """How held-out pairs of answers are told apart; of a job that learns from pairs."""
+
+    accuracy: float | None
+    margin: float | None
+
+
+@with_config(_FIGURES)
 class EvaluationFigures(TypedDict, total=False):
     """All but ``count``, ``failures`` and ``seconds`` describe the last evaluation."""
 
@@ -345,6 +353,7 @@ class EvaluationFigures(TypedDict, total=False):
     remark: str
     bits_per_byte: float | None
     sources: list[SourceLossFigures]
+    preference: PreferenceFigures | None
 
 
 @with_config(_FIGURES)

@@ -153,10 +153,9 @@ def _section(document: dict[str, Any]) -> dict[str, Any]:
             f"data.source is {data.source}, but only streamed text has an index. Set it to streamed, with data.sources."
         )
         raise ConfigurationError(detail=detail)
-    if data.format == "chat":
-        detail = (
-            "data.format is chat, but an index counts text. Leave it out: islands count conversations as they read."
-        )
+    if data.has_conversations:
+        detail = f"data.format is {data.format}, but an index counts text."
+        detail += " Leave it out: islands count conversations as they read."
         raise ConfigurationError(detail=detail)
     return data.model_dump(mode="json")
 

@@ -43,6 +43,7 @@ from orchestrator.errors import (
 from orchestrator.models.decoder import DecoderSection
 from orchestrator.specification.bounds import BYTE_COUNT, BYTES
 from orchestrator.specification.config import JobSpec, too_many_entries
+from orchestrator.specification.memory_budget import has_frozen
 from orchestrator.specification.sections import IslandsSection
 from orchestrator.specification.training_sections import INSTALL_TORCH, TrainerSection
 from orchestrator.specification.validation import closest
@@ -266,7 +267,7 @@ def with_weights_digest(spec: JobSpec, roots: AllowedRoots) -> JobSpec:
     Weights that cannot be read are not reported here, but by ``weights_problems``.
     """
     section, network = spec.model, spec.model.network
-    if spec.trainable is None or section.initial_weights is None or not isinstance(network, DecoderSection):
+    if not has_frozen(spec) or section.initial_weights is None or not isinstance(network, DecoderSection):
         return spec
     from orchestrator.models.huggingface.weights import Weights  # brings NumPy
 
@@ -376,7 +377,7 @@ def unseen_problems(
         unseen.setdefault(file.path, []).append(file)
     weights, measures_in = spec.model.initial_weights, spec.evaluation.node_group
     readers = set() if measures_in is None or spec.resume is not None else {measures_in}
-    readers = groups if spec.trainable is not None else readers
+    readers = groups if has_frozen(spec) else readers
     if weights is not None and "://" not in weights and readers:
         configuration = f"{weights}/config.json"
         fields[configuration] = WEIGHTS
@@ -429,7 +430,7 @@ def with_tokenizer(spec: JobSpec, roots: AllowedRoots) -> JobSpec:
         begin_token = tokenizer_file.NO_TOKEN if around.begin_token is None else around.begin_token
         changes = {"tokenizer_digest": file.digest, "separator": around.separator, "begin_token": begin_token}
         vocabulary_size = file.vocabulary_size
-        if section.format == "chat":
+        if section.has_conversations:
             changes["template_digest"] = _template_digest(spec, roots, file)
     model_size = spec.vocabulary_size
     if model_size is not None and (message := tokenizer_file.misfit(vocabulary_size, model_size, section.tokenizer)):

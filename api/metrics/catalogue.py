@@ -244,6 +244,18 @@ _FAMILIES = (
     ),
     Family(
         "gauge",
+        "atoll_held_out_preference_accuracy_ratio",
+        ("atoll_job",),
+        "Share of held-out pairs in which the chosen answer gained more than the rejected one; a fall is a loss of quality.",
+    ),
+    Family(
+        "gauge",
+        "atoll_held_out_preference_margin_nats",
+        ("atoll_job",),
+        "Mean margin of the chosen answer over the rejected one in held-out pairs, times beta.",
+    ),
+    Family(
+        "gauge",
         "atoll_held_out_source_loss_nats",
         ("atoll_job", "source"),
         "Latest held-out loss on each source, if there are several, in nats per token.",

@@ -121,6 +121,9 @@ def _of_job(job: str, status: JobStatus) -> Iterator[Sample]:
         yield Sample("atoll_evaluation_seconds", (job,), evaluations["last_seconds"])
         yield Sample("atoll_evaluation_sequences", (job,), evaluations["sequence_count"])
         yield from _known("atoll_held_out_bits_per_byte", (job,), evaluations.get("bits_per_byte"))
+        if pairs := evaluations.get("preference"):
+            yield from _known("atoll_held_out_preference_accuracy_ratio", (job,), pairs["accuracy"])
+            yield from _known("atoll_held_out_preference_margin_nats", (job,), pairs["margin"])
         for one in evaluations.get("sources", ()):
             yield from _known("atoll_held_out_source_loss_nats", (job, one["source"]), one["loss"])
     if status.loss_curve:

@@ -350,6 +350,11 @@ def _loss(report: Mapping[str, Any]) -> str:
     by_source = ", ".join(f"{one['source']} {one['loss']:.3f}" for one in evaluations.get("sources") or ())
     of_sources = f" ({by_source})" if by_source else ""
     merged, trained = report["tokens_merged"], report["tokens_trained"]
+    if pairs := evaluations.get("preference"):
+        shown = f"{pairs['accuracy']:.0%} of pairs told apart, margin {pairs['margin']:.3f}"
+        return (
+            f"loss      {final:.3f} nats per pair held out ({shown}); {merged:,} of {trained:,} trained tokens merged"
+        )
     measured = f"{final:.3f} nats per token held out{per_byte}{of_sources}{against}"
     return f"loss      {measured}; {merged:,} of {trained:,} trained tokens merged"
 

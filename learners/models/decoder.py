@@ -63,6 +63,7 @@ def decoder(config: DecoderSection, compute_dtype: Any, remat: Remat = "none", z
         initialise=lambda seed: initial_parameters(config, seed),
         loss=loss,
         objective=objective if weight or z_loss else None,
+        log_likelihoods=lambda parameters, batch: _log_likelihoods(config, dtype, remat, parameters, batch),
         roles=roles(config),
         axes=config.dimensions,
         traceable=True,
@@ -172,6 +173,19 @@ def _loss(
     totals, _ = jax.lax.scan(summed, jnp.zeros(2, jnp.float32), tuple(map(in_stretches, parts)))
     surprise, squares = totals / (total if target_weights is None else jnp.where(total > 0, total, 1.0))
     return surprise, squares, balance
+
+
+def _log_likelihoods(config: DecoderSection, dtype: Any, remat: Remat, parameters: Tensors, batch: Batch) -> jax.Array:
+    """Return ln of each target's probability, (rows, length) float32. The logits of a row are kept one row at a time."""
+    stream, _ = _stream(config, dtype, remat, parameters, batch.inputs)
+
+    @jax.checkpoint
+    def of_row(row: tuple[jax.Array, jax.Array]) -> jax.Array:
+        some, wanted = row
+        return -_surprise(config, parameters, some[None], wanted[None])[0][0]
+
+    by_row: jax.Array = jax.lax.map(of_row, (stream, batch.targets))
+    return by_row
 
 
 def _surprise(

@@ -51,6 +51,47 @@ def weighted_mean(values: jax.Array, weights: jax.Array | None) -> jax.Array:
     return jnp.sum(weights * values) / jnp.where(total > 0, total, 1.0)
 
 
+def log_likelihoods(logits: Logits, parameters: Tensors, batch: Batch) -> jax.Array:
+    """Return ln of each target's probability: (rows, length) float32."""
+    scores = logits(parameters, batch.inputs).astype(jnp.float32)
+    chosen = jnp.take_along_axis(scores, batch.targets[..., None], axis=-1)[..., 0]
+    return chosen - jax.nn.logsumexp(scores, axis=-1)
+
+
+def preferences(
+    own: jax.Array, reference: jax.Array, batch: Batch, beta: float
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Return the loss of DPO, the share of pairs that prefer the chosen answer, and their mean margin; scalars.
+
+        own, reference   (rows, length) float32  ln of each target's probability by the trained and by the first model
+        margin           beta · ((ln π(chosen) − ln π₀(chosen)) − (ln π(rejected) − ln π₀(rejected))), in nats
+        loss             the mean of −ln σ(margin) over pairs
+
+    Segments 1 and 2 of a row are its first pair, 3 and 4 the next. Source: arXiv:2305.18290, equation 7; checked against
+    trl's formula in ``tests/learners/test_preferences.py``.
+    """
+    is_pair = pairs(batch)
+    gains = _by_segment(batch.target_weights * (own - reference), batch)
+    margins = beta * (gains[:, 1:-1:2] - gains[:, 2::2])
+    return tuple(  # type: ignore[return-value]  # of three
+        weighted_mean(values, is_pair) for values in (jax.nn.softplus(-margins), jnp.float32(margins > 0), margins)
+    )
+
+
+def pairs(batch: Batch) -> jax.Array:
+    """Return 1 for each pair of segments that is there, else 0: (rows, pairs that a row may have)."""
+    counts = _by_segment(batch.target_weights, batch)
+    return (counts[:, 2::2] > 0).astype(jnp.float32)
+
+
+def _by_segment(values: jax.Array, batch: Batch) -> jax.Array:
+    """Return the sums of values of targets over the segments of each row: (rows, an odd number of segments)."""
+    own = batch.segments[:, 1:]
+    count = own.shape[1] // 2 * 2 + 3
+    sums: jax.Array = jax.vmap(lambda row, numbers: jax.ops.segment_sum(row, numbers, num_segments=count))(values, own)
+    return sums
+
+
 @dataclass(frozen=True, slots=True)
 class Frozen:
     """The tensors of a model that are not trained, by name. Every process gets them by itself, and they never travel.
@@ -84,6 +125,11 @@ class Model:
                                    last are read, all but the first predicted
     objective(parameters, tokens)  what a step minimises, if that is more than the loss (for a balance of experts,
                                    say); and the loss, from the same forward pass
+    log_likelihoods(parameters, batch)
+                                   ln of each target's probability, (rows, length) float32, for objectives that compare
+                                   with the model of before; None: the model cannot tell
+    preferences(parameters, batch) loss, accuracy and margin of ``preferences``, if the objective is one of pairs, whose
+                                   mean is over pairs
     takes_batches                  whether loss and objective also take a ``Batch`` with weights, segments and positions
     roles                          the roles of tensors whose names do not show them: embedding-like, stacked by layer
                                    or expert, free of weight decay
@@ -107,6 +153,8 @@ class Model:
     roles: Roles = field(default_factory=dict)
     axes: Mapping[str, tuple[str | None, ...]] = field(default_factory=dict)
     objective: Callable[[Mapping[str, jax.Array], Any], tuple[jax.Array, jax.Array]] | None = None
+    log_likelihoods: Callable[[Mapping[str, jax.Array], Batch], jax.Array] | None = None
+    preferences: Callable[[Mapping[str, jax.Array], Batch], tuple[jax.Array, jax.Array, jax.Array]] | None = None
     traceable: bool = False
     takes_batches: bool = False
     vocabulary_size: int = BYTE_VALUES
@@ -115,3 +163,11 @@ class Model:
     compute_dtypes: Mapping[str, Any] = field(default_factory=dict)
     applies_adapters: bool = False
     frozen: Frozen | None = None
+
+    def weight_of(self, tokens: Any) -> jax.Array | None:
+        """Return how much a batch counts in a mean over batches: its pairs or its learned tokens; None: as its rows."""
+        batch = Batch.of(tokens)
+        if self.preferences is not None:
+            return jnp.sum(pairs(batch))
+        weights = batch.target_weights
+        return None if weights is None else jnp.sum(weights)

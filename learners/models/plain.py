@@ -22,16 +22,21 @@ import jax.numpy as jnp
 import numpy as np
 
 from learners.contract import Batch
-from learners.models.model import Model, losses
+from learners.models.model import Model, log_likelihoods, losses
 from orchestrator.models.presets import Architecture, parameter_shapes
 
 
 def transformer(architecture: Architecture, compute_dtype: Any, z_loss: float = 0.0) -> Model:
     """Return the built-in transformer. Matrices multiply in ``compute_dtype``; norms, softmax and loss are float32."""
     dtype = jnp.dtype(compute_dtype)
+
+    def scores(parameters: Mapping[str, jax.Array], inputs: Batch) -> jax.Array:
+        return logits(architecture, dtype, parameters, inputs)
+
     return Model(
         initialise=lambda seed: _initial_parameters(architecture, seed),
-        **losses(lambda parameters, inputs: logits(architecture, dtype, parameters, inputs), z_loss),
+        **losses(scores, z_loss),
+        log_likelihoods=lambda parameters, batch: log_likelihoods(scores, parameters, batch),
         takes_batches=True,
         axes=architecture.dimensions,
         vocabulary_size=architecture.vocabulary_size,

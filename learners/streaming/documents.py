@@ -44,7 +44,7 @@ from orchestrator.text.file_kinds import (
     kind_of,
     window_too_large,
 )
-from orchestrator.text.text_records import CONVERSATION, NotText, NotUtf8, conversation_of, plain_line, text_of, utf8
+from orchestrator.text.text_records import CONVERSATION_KINDS, NotText, NotUtf8, plain_line, text_of, utf8
 
 EXPANSION_MAX = 1000
 """The most bytes per stored byte: compressed text has up to a hundred."""
@@ -376,9 +376,10 @@ class Reader:
         if rows.problem:
             detail = f"data: {shown(path)} {rows.problem}. Set text_field to the column that has the text."
             raise ConfigurationError(detail=detail)
-        if self.text_field == CONVERSATION:
+        if self.text_field in CONVERSATION_KINDS:
+            _, of = CONVERSATION_KINDS[self.text_field]
             for row, record in rows.records(*_range(rows.row_count, number, count)):
-                if document := self._checked(path, row, lambda record=record: conversation_of(record)):  # type: ignore[misc]
+                if document := self._checked(path, row, lambda record=record: of(record)):  # type: ignore[misc]
                     yield document
             return
         for row, text in rows.texts(*_range(rows.row_count, number, count)):
@@ -391,7 +392,7 @@ class Reader:
                 yield document
 
     def _record(self, record: bytes) -> bytes | None:
-        return text_of(record, CONVERSATION) if self.text_field == CONVERSATION else utf8(record)
+        return text_of(record, self.text_field) if self.text_field in CONVERSATION_KINDS else utf8(record)
 
     def _utf8(self, path: str, place: int, text: bytes) -> bytes:
         return self._checked(path, place, lambda: utf8(text))

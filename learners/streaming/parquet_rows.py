@@ -13,7 +13,7 @@ from typing import IO, Any
 import numpy as np
 
 from orchestrator.text import parquet_bytes
-from orchestrator.text.text_records import CONVERSATION, CONVERSATION_FIELDS
+from orchestrator.text.text_records import CONVERSATION_KINDS
 
 PAGE_BYTES_MAX = 512 << 20
 """The limit of a page, decompressed.
@@ -42,15 +42,16 @@ class Rows:
         self._file, self._field, self._look = file, field, look_at_pages
         self._parquet = ParquetFile(file, **options)
         names = self._parquet.schema_arrow.names
-        self._fields = [name for name in CONVERSATION_FIELDS if name in names] if field == CONVERSATION else [field]
-        self.problem = "" if field == CONVERSATION else _unfit(self._parquet.schema_arrow, field, is_tokens)
+        is_chat = field in CONVERSATION_KINDS
+        self._fields = [name for name in CONVERSATION_KINDS[field][0] if name in names] if is_chat else [field]
+        self.problem = "" if is_chat else _unfit(self._parquet.schema_arrow, field, is_tokens)
         paths = [self._parquet.schema.column(at).path for at in range(len(self._parquet.schema))]
         wanted = [(name, f"{name}.") for name in self._fields]
         self._columns = [
             at for at, path in enumerate(paths) if any(path == name or path.startswith(inner) for name, inner in wanted)
         ]
         if (
-            field != CONVERSATION
+            not is_chat
             and not is_tokens
             and not self.problem
             and any(self._chunk(group, self._columns[0]).has_dictionary_page for group in range(self.group_count))

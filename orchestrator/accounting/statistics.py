@@ -28,7 +28,7 @@ from __future__ import annotations
 import operator
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import fields
+from dataclasses import asdict, fields
 from typing import Any
 
 from orchestrator.accounting.island_time import ABSENT, GONE, Change, Lifecycle
@@ -50,6 +50,7 @@ from orchestrator.core.vocabulary import (
     IslandId,
     IslandState,
     JobPolicy,
+    Preference,
     SourceFlaws,
     SourceLoss,
 )
@@ -387,6 +388,7 @@ class Evaluations:
     last_remark: str
     last_bits_per_byte: float | None
     last_sources: tuple[SourceLoss, ...]
+    last_preference: Preference | None
     _begun: tuple[int, int, bool]
 
     def __init__(self) -> None:
@@ -396,7 +398,7 @@ class Evaluations:
         self.count = self.failures = self.last_sequence_count = 0
         self.seconds = self.last_seconds = 0.0
         self.last_place = self.last_remark = ""
-        self.last_bits_per_byte, self.last_sources = None, ()
+        self.last_bits_per_byte, self.last_sources, self.last_preference = None, (), None
 
     def began(self, effect: Evaluate, tokens: int, *, unmerged: bool) -> None:
         """Θ is to be measured as it is now, when so many tokens are trained; ``unmerged``: as training began with it."""
@@ -414,6 +416,7 @@ class Evaluations:
         self.last_seconds, self.last_sequence_count = event.seconds, event.sequence_count
         self.last_place, self.last_remark = event.place, event.remark
         self.last_bits_per_byte, self.last_sources = event.bits_per_byte, event.sources
+        self.last_preference = event.preference
 
     def failed(self, event: EvaluationFailed) -> None:
         self.failures += 1
@@ -434,6 +437,7 @@ class Evaluations:
                 {"source": one.source, "loss": one.loss, "bits_per_byte": one.bits_per_byte}
                 for one in self.last_sources
             ],
+            "preference": None if (pairs := self.last_preference) is None else asdict(pairs),
         }
 
 

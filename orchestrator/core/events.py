@@ -27,6 +27,7 @@ from orchestrator.core.vocabulary import (
     Instant,
     IslandId,
     PayloadId,
+    Preference,
     RefusalReason,
     SourceLoss,
     Timer,
@@ -74,7 +75,7 @@ class EvaluationCompleted:
     ``loss`` is over the first ``sequence_count`` held-out sequences, which took ``seconds`` (0 on tapes of earlier builds).
     ``place`` is where: the head, a node, or an island, which is then ``island``; ``remark`` says why not where it was to be.
     ``bits_per_byte`` is the loss for a byte of text, where it is known (on no tape of earlier builds); ``sources`` is by
-    source, where there are several.
+    source, where there are several. ``preference`` is there if the job learns from pairs; ``loss`` is then in nats per pair.
     """
 
     at: Instant
@@ -88,6 +89,7 @@ class EvaluationCompleted:
     incarnation: Incarnation = NO_INCARNATION
     bits_per_byte: float | None = None
     sources: tuple[SourceLoss, ...] = ()
+    preference: Preference | None = field(default=None, metadata=UNWRITTEN_DEFAULT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,6 +332,7 @@ def event_of(report: EventReport, at: Instant, island: IslandId, incarnation: In
                 incarnation=incarnation,
                 bits_per_byte=report.bits_per_byte,
                 sources=report.sources,
+                preference=report.preference,
             )
         case NotEvaluated():
             return EvaluationFailed(at, report.global_version, f"on {island}: {report.reason}")

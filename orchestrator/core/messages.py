@@ -25,6 +25,7 @@ from orchestrator.core.vocabulary import (
     Incarnation,
     IslandId,
     Life,
+    Preference,
     ScheduleAnchor,
     SourceLoss,
     Version,
@@ -174,6 +175,7 @@ class Evaluated:
     seconds: Duration
     bits_per_byte: float | None = None
     sources: tuple[SourceLoss, ...] = ()
+    preference: Preference | None = field(default=None, metadata=UNWRITTEN_DEFAULT)
 
 
 @dataclass(frozen=True, slots=True)

@@ -133,6 +133,14 @@ class SourceLoss:
 
 
 @dataclass(frozen=True, slots=True)
+class Preference:
+    """How held-out pairs of answers were told apart: the share with the chosen one ahead, and the mean margin in nats."""
+
+    accuracy: float
+    margin: float
+
+
+@dataclass(frozen=True, slots=True)
 class SourceFlaws:
     """The records and pieces of files of one source that could not be read. ``not_utf8_records`` are some of these."""
 

@@ -79,6 +79,8 @@ def _tiles(report: Report) -> str:
     evaluations = report.get("evaluations") or {}
     if (bits := evaluations.get("bits_per_byte")) is not None:
         against += f"; {bits:.3f} bits per byte"
+    if pairs := evaluations.get("preference"):
+        against = f"nats per pair, held out; {pairs['accuracy']:.0%} of pairs told apart, margin {pairs['margin']:.3f}"
     against += "".join(f"; {one['source']} {loss(one['loss'])}" for one in evaluations.get("sources") or ())
     if flaws := (report.get("data_flaws") or {}).get("remark"):
         against += f"; data: {flaws}"

@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from math import isnan
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import ray
@@ -161,7 +162,8 @@ class Evaluation:
     def _measure_unigram(self) -> None:
         try:
             call = self._actor(HEAD).call(EvaluatorInterface.unigram_loss)
-            self.unigram_loss = ray.get(call, timeout=EVALUATION_BASE_S)
+            loss = ray.get(call, timeout=EVALUATION_BASE_S)
+            self.unigram_loss = None if isnan(loss) else loss
         except (RayError, TimeoutError):
             self.unigram_loss = None
         if self._context.spec.evaluation.on != "head":  # its model is a copy of Θ that nobody may ever ask for

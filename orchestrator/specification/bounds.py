@@ -94,6 +94,7 @@ Digest = Annotated[str, Field(pattern=_DIGEST)]
 AdapterRank = Annotated[int, Field(strict=True, ge=1, le=4096)]
 """Published adapters have ranks of 4 to 256."""
 AdapterAlpha = Annotated[float, Field(strict=True, gt=0, le=65_536, allow_inf_nan=False)]
+PreferenceWeight = Annotated[float, Field(strict=True, gt=0, le=100, allow_inf_nan=False)]
 
 # ── counts ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -272,6 +272,7 @@ def _budget_problems(job: JobSpec) -> Iterable[Problem]:
 
 
 def _trainable_problems(job: JobSpec) -> Iterable[Problem]:
+    yield from training_sections.objective_problems(job.training, job.data, job.trainer)
     if job.trainable is not None:
         yield from job.trainable.problems_of(job.trainer.factory, job.model.network)
 
@@ -367,8 +368,9 @@ def _file_problems(data: DataSection) -> Iterable[Problem]:
     for path, name in named:
         if refused := token_files.refusal(name) if data.source == "tokens" else refusal(name):
             yield Problem(path, f"is {name}, but it {refused.message}.", refused.remedy)
-        elif data.format == "chat" and kind_of(name).format is Format.TEXT:
-            yield Problem(path, f"is {name}, plain text by its name, but data.format is chat.", "Name a .jsonl file.")
+        elif data.has_conversations and kind_of(name).format is Format.TEXT:
+            message = f"is {name}, plain text by its name, but data.format is {data.format}."
+            yield Problem(path, message, "Name a .jsonl file.")
 
 
 def _island_problems(job: JobSpec) -> Iterable[Problem]:

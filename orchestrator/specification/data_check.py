@@ -36,7 +36,7 @@ from orchestrator.text import chat_template, file_kinds, parquet_bytes, token_fi
 from orchestrator.text.chat_template import ChatTemplate
 from orchestrator.text.file_kinds import Format, Head, Misfit, kind_of
 from orchestrator.text.parquet_bytes import Column
-from orchestrator.text.text_records import CONVERSATION, NotText
+from orchestrator.text.text_records import CONVERSATION, CONVERSATION_KINDS, NotText
 from orchestrator.text.token_files import NotTokens
 
 OF_PATTERNS = frozenset("*?[")
@@ -354,7 +354,11 @@ class _Look:
 
     def _rendered(self, text: bytes) -> None:
         """Raise NotText for a conversation that its template refuses, or that has none."""
-        if self._data.format != "chat" or "messages" not in (conversation := json.loads(text)):
+        if not self._data.has_conversations:
+            return
+        own = json.loads(text)
+        conversations = [one for one in (own, own.get("chosen"), own.get("rejected")) if one and "messages" in one]
+        if not conversations:
             return
         try:
             template = None if self._data.tokenizer == BYTES else self._template
@@ -363,19 +367,25 @@ class _Look:
         if template is None:
             problem = chat_template.missing(self._data.template, self._data.tokenizer)
             raise NotText(f"has messages, but {problem.path} {problem.message} {problem.remedy.rstrip('.')}")
-        template.checked(conversation)
+        for conversation in conversations:
+            template.checked(conversation)
 
     def _parquet_problem(self, number: int, path: str, file: IO[bytes]) -> Problem | None:
         columns, wanted = parquet_bytes.columns(file), self._field.text_field
-        if wanted == CONVERSATION:
+        if wanted in CONVERSATION_KINDS:
             has = {column.name for column in columns}
-            if "messages" in has or {"prompt", "completion"} <= has:
+            is_chat = wanted == CONVERSATION
+            if ("messages" in has or {"prompt", "completion"} <= has) if is_chat else {"chosen", "rejected"} <= has:
                 return None
-            named = ", ".join(repr(column.name[:40]) for column in columns[:20])
-            message = (
-                f"is {shown(path)}, which has no column 'messages', nor 'prompt' and 'completion'; it has {named}."
+            lacks = (
+                "no column 'messages', nor 'prompt' and 'completion'"
+                if is_chat
+                else "no columns 'chosen' and 'rejected'"
             )
-            return self._problem(number, message, "Name a file of conversations, or set data.format to text.")
+            named = ", ".join(repr(column.name[:40]) for column in columns[:20])
+            message = f"is {shown(path)}, which has {lacks}; it has {named}."
+            remedy = f"Name a file of {'conversations' if is_chat else 'pairs'}, or change data.format."
+            return self._problem(number, message, remedy)
         return self._column_problem(path, columns)
 
     def _column_problem(self, path: str, columns: Sequence[Column]) -> Problem | None:

@@ -159,15 +159,22 @@ def parameter_count_of(spec: JobSpec) -> int | None:
     return network.parameter_count
 
 
+def has_frozen(spec: JobSpec) -> bool:
+    """Return whether islands hold tensors that are not trained: the rest of the model, or the model of before."""
+    return spec.trainable is not None or spec.training.objective is not None
+
+
 def frozen_bytes_of(spec: JobSpec) -> float:
     """Return the bytes of the parameters that are not trained, once; 0 if only a package knows them.
 
     A decoder's are held in the type in which it computes, all others in float32.
     """
     network = spec.model.network if spec.trainer.is_built_in else None
-    if network is None or spec.trainable is None:
+    if network is None or not has_frozen(spec):
         return 0.0
-    trained = spec.trainable.trained_shapes(network)
+    trained = spec.trainable.trained_shapes(network) if spec.trainable is not None else {}
+    if spec.training.objective is not None and not (spec.trainable is not None and spec.trainable.lora is not None):
+        trained = {}  # what is trained is also held as it was before
     count = sum(math.prod(shape) for name, shape in network.shapes.items() if name not in trained)
     halved = isinstance(network, DecoderSection) and spec.model.compute_dtype == "bfloat16"
     return count * (FLOAT32_BYTES / 2 if halved else FLOAT32_BYTES)

@@ -28,6 +28,7 @@ from orchestrator.specification.bounds import (
     Location,
     MicrobatchCount,
     Name,
+    PreferenceWeight,
     RateRatio,
     Ratio,
     RatioBelowOne,
@@ -46,7 +47,7 @@ from orchestrator.specification.bounds import (
 )
 from orchestrator.specification.bounds import Section as Section
 from orchestrator.system.plain import brief
-from orchestrator.text.text_records import CONVERSATION
+from orchestrator.text.text_records import CONVERSATION, PREFERENCE
 
 BUILT_IN_TRAINER = "learners.jax_trainer:create"
 TRAINERS_OF_PARTS = (BUILT_IN_TRAINER,)
@@ -229,6 +230,7 @@ class DataSection(Section):
 
     With ``format: chat`` whole conversations are packed into sequences. Attention and positions are those of each
     conversation alone, and the loss is the mean over the tokens of ``loss_on``. Only the template writes control tokens.
+    ``format: preference`` is for ``training.objective``: a record is one pair, both of which are in one sequence.
 
     The commands of ``atoll`` accept paths relative to the specification; over REST they must be absolute, or URLs of a store
     (s3://…, gs://…). The node of every island must be able to read the files, below a root (`atoll up --data`). The same
@@ -241,26 +243,27 @@ class DataSection(Section):
     settings: Settings = Field(
         default_factory=dict, description="for a source of your own: what its function gets as the keyword `settings`"
     )
-    format: Literal["text", "chat"] = Field(
+    format: Literal["text", "chat", "preference"] = Field(
         default="text",
-        description="chat: each record is a conversation, with `messages`, or `prompt` and `completion`, instead of a text",
+        description="chat: each record is a conversation, with `messages`, or `prompt` and `completion`, instead of a text; "
+        "preference: two, `chosen` and `rejected`, with or without a `prompt`",
     )
     template: Location = Field(
         default="tokenizer",
-        description="for chat: a file with a chat template; `tokenizer`: chat_template.jinja beside the tokenizer, or what "
-        "its tokenizer_config.json has",
+        description="for conversations: a file with a chat template; `tokenizer`: chat_template.jinja beside the tokenizer, "
+        "or what its tokenizer_config.json has",
     )
     template_digest: Digest | None = Field(
         default=None, description="digest of the template and the tokens that it names; filled in by the service"
     )
     loss_on: Literal["assistant", "all"] = Field(
         default="assistant",
-        description="for chat: the tokens that are learned; assistant: those of answers, or of the completion",
+        description="for conversations: the tokens that are learned; assistant: those of answers, or of the completion",
     )
     long_conversations: Literal["refuse", "skip", "cut"] = Field(
         default="refuse",
-        description="for chat: what is done with a conversation of more than `sequence_length` + 1 tokens; refuse: it "
-        "counts as unreadable",
+        description="for conversations: what is done with one, or with a pair, of more than `sequence_length` + 1 tokens; "
+        "refuse: it counts as unreadable",
     )
     files: Annotated[tuple[Location, ...], Field(max_length=FILES_MAX)] = ()
     sources: Annotated[tuple[SourceSection, ...], Field(max_length=SOURCES_MAX)] = ()
@@ -312,19 +315,29 @@ class DataSection(Section):
             for name in ("template", "loss_on", "long_conversations"):
                 if (value := getattr(self, name)) != fields[name].default:
                     raise ValueError(
-                        f"has {name} {value!r} and format text; leave {name} out, or set format to chat, which alone has it"
+                        f"has {name} {value!r} and format text; leave {name} out, or set format to chat, which has it"
                     )
         elif self.source not in ("files", "streamed"):
             raise ValueError(
-                f"has format chat and source {self.source}, which has no conversations; set source to files or streamed"
+                f"has format {self.format} and source {self.source}, which has no conversations; set source to files or "
+                "streamed"
             )
         elif self.index is not None:
-            raise ValueError("has format chat and an index, which counts text; leave index out")
+            raise ValueError(f"has format {self.format} and an index, which counts text; leave index out")
+        elif self.format == "preference" and self.long_conversations == "cut":
+            raise ValueError(
+                "has format preference and long_conversations cut, which would leave no pair; set it to skip"
+            )
         return self
 
+    @property
+    def has_conversations(self) -> bool:
+        """Return whether batches have weights, segments and positions."""
+        return self.format != "text"
+
     def record_field(self, text_field: str) -> str:
-        """Return what a record's text is: the field of this name, or its conversation."""
-        return CONVERSATION if self.format == "chat" else text_field
+        """Return what a record's text is: the field of this name, its conversation, or its pair of them."""
+        return {"chat": CONVERSATION, "preference": PREFERENCE}.get(self.format, text_field)
 
 
 class OptimizerGroupSection(Section):
@@ -401,6 +414,19 @@ class InnerOptimizerSection(Section):
         return self
 
 
+class ObjectiveSection(Section):
+    """What steps minimise instead of the loss of each next token. ``dpo`` (arXiv:2305.18290) learns from pairs of answers:
+
+        −ln σ(beta · ((ln π(chosen) − ln π₀(chosen)) − (ln π(rejected) − ln π₀(rejected))))
+
+    π₀ is the model that the job begins with, which each island holds beside the one that it trains. With ``trainable.lora``
+    both share their frozen tensors.
+    """
+
+    kind: Literal["dpo"]
+    beta: PreferenceWeight = 0.1
+
+
 class TrainingSection(Section):
     """The inner steps of one island. ``batch_size`` is in sequences for one island.
 
@@ -410,6 +436,7 @@ class TrainingSection(Section):
     """
 
     batch_size: SequenceCount = 8
+    objective: ObjectiveSection | None = Field(default=None, description="if absent, the loss of each next token")
     accumulation: MicrobatchCount = Field(default=1, description="number of parts of a batch; must divide batch_size")
     z_loss: Ratio = 0.0
     inner_optimizer: InnerOptimizerSection = InnerOptimizerSection.model_construct()
@@ -501,6 +528,27 @@ def _require_factory(factory: str | None, settings: Mapping[str, Any]) -> None:
     """Raise ValueError for settings that no factory gets."""
     if settings and factory is None:
         raise ValueError("has settings, which only a factory takes; name the factory, or remove them")
+
+
+def objective_problems(training: TrainingSection, data: DataSection, trainer: TrainerSection) -> Iterator[Problem]:
+    """Yield a problem for an objective without its data or trainer, and for pairs without an objective."""
+    if training.objective is None:
+        if data.format == "preference":
+            remedy = "Add training.objective, such as {kind: dpo, beta: 0.1}, or set data.format to chat."
+            yield Problem("data.format", "is preference, but no objective learns from pairs.", remedy)
+        return
+    kind = training.objective.kind
+    if data.format != "preference":
+        message = f"is {kind}, which learns from pairs, but data.format is {data.format}."
+        yield Problem(
+            "training.objective.kind", message, "Set data.format to preference, or leave training.objective out."
+        )
+    if not trainer.is_built_in:
+        message = f"is {kind}, but the trainer {trainer.factory} has no such objective."
+        yield Problem("training.objective.kind", message, "Use the built-in trainer, or leave training.objective out.")
+    if training.z_loss:
+        message = f"is {training.z_loss:g}, but training.objective.kind is {kind}, which has no such term."
+        yield Problem("training.z_loss", message, "Set it to 0.")
 
 
 class Placed(Protocol):

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import IO, Any
 
-from orchestrator.text.text_records import CONVERSATION, NAME_LENGTH_MAX, NotText, object_of, plain_line, text_of
+from orchestrator.text.text_records import CONVERSATION_KINDS, NAME_LENGTH_MAX, NotText, object_of, plain_line, text_of
 
 HEAD_BYTES = 256 << 10
 """How many bytes of a file are checked, after decompression."""
@@ -388,7 +388,7 @@ def _no_objects(text: bytes, lines: list[bytes], field: str) -> Misfit | None:
         return Misfit("is one JSON array, and not one object a line", "Convert it: `jq -c '.[]' OLD.json > NEW.jsonl`.")
     if len(reasons) < len(lines) or (not lines and begins in (b"{", b"")):
         return None
-    if field == CONVERSATION and all(_object(line) is not None for line in lines):
+    if field in CONVERSATION_KINDS and all(_object(line) is not None for line in lines):
         return None  # lines without conversations are reported one by one
     if len(lines) == 1 and (inner := _inner_records(lines[0])) is not None:
         remedy = f"Convert it: `jq -c '.[{json.dumps(inner)}][]' OLD.json > NEW.jsonl`."

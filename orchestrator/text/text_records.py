@@ -48,10 +48,10 @@ def plain_line(line: bytes) -> bytes:
 def text_of(line: bytes, field: str) -> bytes | None:
     """Return the text of a line's object; None if it is empty or null. Raises NotText with the reason.
 
-    The text of a conversation is ``conversation_of``.
+    The text of a conversation is ``conversation_of``, that of a pair ``preference_of``.
     """
-    if field == CONVERSATION:
-        return conversation_of(object_of(line, _integer))
+    if field in CONVERSATION_KINDS:
+        return CONVERSATION_KINDS[field][1](object_of(line, _integer))
     fields = object_of(line)
     if field not in fields:
         raise NotText(f"has no field {field!r} (text_field){_named(fields)}")
@@ -72,6 +72,9 @@ def text_of(line: bytes, field: str) -> bytes | None:
 CONVERSATION = "messages, or prompt and completion"
 """In place of a field's name: a record is a conversation."""
 CONVERSATION_FIELDS = ("messages", "prompt", "completion", "tools")
+PREFERENCE = "chosen and rejected"
+"""A record is a pair of conversations with the same beginning."""
+PREFERENCE_FIELDS = ("prompt", "chosen", "rejected", "tools")
 ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipython")
 _BEGINNING, _RESULTS = ("system", "developer"), ("tool", "function", "ipython")
 
@@ -100,6 +103,41 @@ def conversation_of(record: Mapping[str, Any]) -> bytes | None:
     if tools := record.get("tools"):
         own["tools"] = _tools(tools)
     return _as_bytes(own)
+
+
+def preference_of(record: Mapping[str, Any]) -> bytes | None:
+    """Return a record's ``{"chosen", "rejected"}`` as JSON, each as ``conversation_of`` has it. Raises NotText.
+
+    Both are texts with a ``prompt``, or lists of messages: those that answer the ``prompt``, or that begin with it. Without
+    a ``prompt`` it is the messages with which both begin.
+    """
+    prompt, chosen, rejected = (record.get(name) for name in ("prompt", "chosen", "rejected"))
+    if chosen is None or rejected is None:
+        raise NotText(f"has no fields 'chosen' and 'rejected'{_named(dict(record))}")
+    if isinstance(chosen, str) and isinstance(rejected, str):
+        if not isinstance(prompt, str):
+            raise NotText("has texts in the fields 'chosen' and 'rejected', but no text in the field 'prompt'")
+        sides: list[dict[str, Any]] = [{"prompt": prompt, "completion": answer} for answer in (chosen, rejected)]
+    else:
+        every = [_messages(chosen, "chosen"), _messages(rejected, "rejected")]
+        if every[0][0]["role"] == "assistant":
+            before = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else _messages(prompt, "prompt")
+            every = [[*before, *messages] for messages in every]
+        pairs = zip(*every, strict=False)
+        alike = next((at for at, (one, other) in enumerate(pairs) if one != other), min(map(len, every)))
+        tools = {"tools": record["tools"]} if record.get("tools") else {}
+        sides = [{"prompt": own[:alike], "completion": own[alike:], **tools} for own in every]
+    if chosen == rejected:
+        raise NotText("has the same answer in the fields 'chosen' and 'rejected'")
+    texts = [conversation_of(side) for side in sides]
+    return _as_bytes({name: json.loads(side or b"") for name, side in zip(("chosen", "rejected"), texts, strict=True)})
+
+
+CONVERSATION_KINDS: Mapping[str, tuple[tuple[str, ...], Callable[[Mapping[str, Any]], bytes | None]]] = {
+    CONVERSATION: (CONVERSATION_FIELDS, conversation_of),
+    PREFERENCE: (PREFERENCE_FIELDS, preference_of),
+}
+"""What a record is, in place of a field's name: the fields of it, and what makes JSON of them."""
 
 
 def _as_bytes(value: Mapping[str, Any]) -> bytes:

@@ -16,10 +16,12 @@ from api.jobs.path_check import weights_problems, with_weights_digest
 from learners import jax_trainer, model
 from orchestrator.checkpoints.resumption import differences
 from orchestrator.errors import InvalidJobSpec, UnfitWeights
+from orchestrator.laboratory.multiplex import MultiplexedJob
 from orchestrator.models.huggingface import adapters, export
 from orchestrator.models.huggingface.weights import Weights
 from orchestrator.models.trainable import A, B
 from orchestrator.parameters import fragment_map
+from orchestrator.parameters.pieces import joined
 from orchestrator.specification.config import parse_job
 from orchestrator.specification.memory_budget import (
     NodeMemory,
@@ -29,6 +31,7 @@ from orchestrator.specification.memory_budget import (
     parameter_count_of,
 )
 from orchestrator.system.roots import AllowedRoots
+from tests.learners.test_conversations import QWEN, said
 from tests.learners.test_pretrained import FAMILIES, drawn
 
 TOKENS = np.array([[1, 2, 3, 4, 5, 6, 7, 8, 9]], np.int32) % 11
@@ -152,10 +155,11 @@ def small(_: dict[str, Any]) -> model.Model:
     )
 
 
-def weights(folder: Path) -> dict[str, Any]:
+def weights(folder: Path, vocabulary_size: int = 256) -> dict[str, Any]:
     """Write a checkpoint and return the job that adapts it."""
     folder.mkdir()
     given = document(initial_weights=str(folder))
+    given["model"]["decoder"]["vocabulary_size"] = vocabulary_size
     exported = parse_job({**given, "model": {**given["model"], "initial_weights": None}, "trainable": None})
     save_file(drawn(exported.model.network), folder / "own.safetensors")
     export.write(folder / "own.safetensors", folder, exported.model_dump(mode="json"))
@@ -216,6 +220,55 @@ def test_adapters_are_exported_as_peft_has_them_and_merged_into_their_base(tmp_p
     for name, tensor in merged(frozen, own, 1.5).items():
         if name in whole:
             np.testing.assert_allclose(whole[name], tensor, atol=1e-6, err_msg=name)
+
+
+@pytest.mark.soak("half a minute each")
+@pytest.mark.parametrize("data_format", ["chat", "preference"])
+def test_adapters_learn_conversations_on_two_islands_and_become_a_model(tmp_path: Path, data_format: str) -> None:
+    given = weights(tmp_path / "base", vocabulary_size=260)
+    tokenizer = QWEN.write(tmp_path)
+    rows = [
+        {"messages": said(f"{n}?", "yes"), "chosen": said(f"{n}?", "yes"), "rejected": said(f"{n}?", "no")}
+        for n in range(90)
+    ]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    training = {**given["training"], "objective": {"kind": "dpo"} if data_format == "preference" else None}
+    spec = with_weights_digest(
+        parse_job(
+            given
+            | {
+                "islands": [{"node_group": "a"}, {"node_group": "b"}],
+                "data": {"source": "files", "files": [str(tmp_path / "rows.jsonl")], "format": data_format,
+                         "tokenizer": str(tokenizer), "sequence_length": 95, "held_out_ratio": 0.2},
+                "training": training,
+                "synchroniser": {"fragments": 2, "interval_steps": 4, "overlap_steps": 1},
+                "budget": {"steps": 24},
+                "evaluation": {"every_merges": 6, "sequences": 8},
+            }
+        ),
+        AllowedRoots.only(tmp_path),
+    )  # fmt: skip
+    job = MultiplexedJob(spec, jax_trainer.create, transfer_steps=1.0)
+    for _ in job.run():
+        pass
+    losses = [loss for _, loss in job.outcome.curve]
+    assert losses[-1] < 0.9 * losses[0]
+    own = joined(job.outcome.parameters)
+    assert own.keys() == spec.trainable.trained_shapes(spec.model.network).keys()
+    assert any(np.abs(tensor).max() > 1e-3 for name, tensor in own.items() if name.endswith(B))
+
+    save_file(own, tmp_path / "own.safetensors")
+    for form in ("adapter", "merged"):
+        (tmp_path / form).mkdir()
+    document, roots = spec.model_dump(mode="json"), AllowedRoots.only(tmp_path)
+    adapters.write(tmp_path / "own.safetensors", tmp_path / "adapter", document)
+    base = Weights(spec.model.network, str(tmp_path / "base"), roots, spec.model.weights_digest)
+    export.write(tmp_path / "own.safetensors", tmp_path / "merged", document, Path(tokenizer), base=base)
+    theirs = load_file(tmp_path / "adapter/adapter_model.safetensors")
+    whole, before = (load_file(tmp_path / form / "model.safetensors") for form in ("merged", "base"))
+    name = "model.layers.1.self_attn.q_proj"
+    a, b = (theirs[f"base_model.model.{name}.lora_{part}.weight"] for part in "AB")
+    np.testing.assert_allclose(whole[f"{name}.weight"], before[f"{name}.weight"] + 1.5 * b @ a, atol=1e-5)
 
 
 @pytest.mark.parametrize(

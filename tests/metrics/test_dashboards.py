@@ -121,7 +121,12 @@ def test_every_metric_of_a_job_is_on_some_dashboard() -> None:
     assert unseen == OF_ALERTS
 
 
-OF_TEXT = ("atoll_held_out_bits_per_byte", "atoll_held_out_source_loss_nats")
+OF_TEXT = (
+    "atoll_held_out_bits_per_byte",
+    "atoll_held_out_preference_accuracy_ratio",
+    "atoll_held_out_preference_margin_nats",
+    "atoll_held_out_source_loss_nats",
+)
 """A simulated job has no text."""
 OF_TROUBLE = (
     "1 - atoll_helper_up",

@@ -33,6 +33,8 @@ STEPS = round(4 / STEP_S)
 OF_A_RECOVERY = {"atoll_recovery_seconds", "atoll_recovery_part_seconds", "atoll_catch_ups"}
 NOT_OF_THIS_JOB = {  # nobody waits, nothing is struck or goes wrong, and no text has bytes or sources
     "atoll_held_out_bits_per_byte",
+    "atoll_held_out_preference_accuracy_ratio",
+    "atoll_held_out_preference_margin_nats",
     "atoll_held_out_source_loss_nats",
     "atoll_standby_seconds",
     "atoll_chaos_faults",
