@@ -117,6 +117,8 @@ soak: $(STAMP)  ## run for hours: other Pythons, deaths at every point of a roun
 	@ATOLL_SOAK=1 ATOLL_CUT_S=600 $(BIN)/python -m pytest -q -s tests/wan/test_partition.py
 	@deploy/system-packages.sh slurm
 	@ATOLL_SOAK=1 $(BIN)/python -m pytest -q --timeout=1800 -m soak
+	@ATOLL_SOAK=1 $(BIN)/python -m pytest -q --timeout=1800 tests/properties tests/checkpoints tests/learners/test_data_index.py \
+		tests/web/test_accessibility.py
 	@ATOLL_OPENAPI_EXAMPLES=300 $(BIN)/python -m pytest -q --timeout=7200 tests/api/test_openapi.py
 	@ATOLL_GOLDEN=all $(BIN)/python -m pytest -q tests/golden
 	@ATOLL_FUZZ_EXAMPLES=3000 $(BIN)/python -m pytest -q --timeout=7200 tests/attack/test_fuzzed_service.py

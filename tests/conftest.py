@@ -28,6 +28,9 @@ from tests.soak import skip_unless_soaking
 settings.register_profile("shared", deadline=None)  # no bound on wall time: a busy machine must not fail a test
 settings.load_profile("shared")
 
+os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true")
+"""Programs of tests run a few times each, so optimising them costs more than it saves. JAX reads this at its first use."""
+
 ARITHMETIC = "arithmetic"
 STREAMS = {
     "ray/test_whole_loss.py": "installation",

@@ -15,6 +15,11 @@ import pytest
 SOAKING = "ATOLL_SOAK" in os.environ
 
 
+def examples(count: int) -> int:
+    """How many examples of a property, or damages of a file, are tried: these many in ``make soak``, a third else."""
+    return count if SOAKING else max(1, count // 3)
+
+
 def skip_unless_soaking(items: Iterable[pytest.Item]) -> None:
     """Those marked are skipped with the reason that their mark gives."""
     if SOAKING:

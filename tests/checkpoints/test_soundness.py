@@ -21,8 +21,9 @@ from orchestrator.checkpoints.reading import listed, manifest_of, newest_sound, 
 from orchestrator.errors import DataError
 from orchestrator.system.roots import EVERYTHING, AllowedRoots
 from tests.checkpoints.making import SPEC, make, outer
+from tests.soak import examples
 
-OFFSETS = {"safetensors": 40, "orbax": 8}
+OFFSETS = {"safetensors": examples(40), "orbax": examples(8)}
 """Places of each file at which a bit is flipped; the first and last bytes are among them. Orbax writes many small files."""
 
 

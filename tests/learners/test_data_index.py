@@ -30,6 +30,7 @@ from learners.text import Text
 from orchestrator.core.vocabulary import NO_FLAWS
 from orchestrator.errors import ConfigurationError, InfrastructureError, UnreadableData
 from orchestrator.system.roots import EVERYTHING
+from tests.soak import examples
 
 SEPARATOR, RATIO = 0, 0.1
 ALL = ("web-0.jsonl", "web-1.jsonl.zst", "web-2.jsonl.gz", "code.parquet")
@@ -140,7 +141,10 @@ batches = st.lists(st.integers(1, 6), min_size=1, max_size=5)
 
 
 @settings(
-    max_examples=10, deadline=None, suppress_health_check=list(HealthCheck), phases=[Phase.explicit, Phase.generate]
+    max_examples=examples(10),
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+    phases=[Phase.explicit, Phase.generate],
 )
 @given(
     before=st.sampled_from([(4,), (2, 3), (1, 4, 2), (2, 6, 4, 2, 8)]),

@@ -196,7 +196,7 @@ RECIPES = {
     "9 WA-DiLoCo": ("wa.yml", WA_DILOCO, {"diloco_sync_period_max", "dataset_type"}),
     "10 pcp nanochat": ("pcp.toml", PCP, {"optim.sched_type", "islands", "data.dataset_name_or_paths"}),
 }
-FAST = ("1 MaxText Qwen3-8B", "3 torchtitan fault tolerance")
+FAST = ("3 torchtitan fault tolerance",)
 
 
 def imported(name: str) -> recipes.Recipe:

@@ -12,11 +12,12 @@ from orchestrator.core import messages
 from orchestrator.core.vocabulary import JobOutcome
 from orchestrator.simulation.world import World
 from orchestrator.tape.replay import replay
+from tests.soak import examples
 
 from .jobs import CALM_AT, evacuated_jobs, jobs
 
 LONG = 600.0
-many = settings(max_examples=40, deadline=None, derandomize=True, print_blob=True)
+many = settings(max_examples=examples(40), deadline=None, derandomize=True, print_blob=True)
 
 
 def _effects(world, kind):
@@ -89,7 +90,7 @@ def test_classes_of_time_add_up_and_nothing_stays_in_flight(job):
     assert isclose(tokens["merged"] + tokens["discarded"], tokens["trained"], rel_tol=1e-9, abs_tol=1e-6)
 
 
-@settings(parent=many, max_examples=20)
+@settings(parent=many, max_examples=examples(20))
 @given(jobs(calm=True))
 def test_once_faults_end_every_fragment_advances_and_the_job_ends(job):
     world = World(*job).run(until=LONG)
@@ -103,7 +104,7 @@ def test_once_faults_end_every_fragment_advances_and_the_job_ends(job):
     assert late == set(range(world.policy.fragment_count))
 
 
-@settings(parent=many, max_examples=15)
+@settings(parent=many, max_examples=examples(15))
 @given(evacuated_jobs())
 def test_where_all_islands_depart_together_each_is_drained_in_a_rounds_time_and_nothing_is_lost(job):
     policy, plan, _ = job
@@ -119,7 +120,7 @@ def test_where_all_islands_depart_together_each_is_drained_in_a_rounds_time_and_
         assert {account.discarded for account in accounts} == {0}, island
 
 
-@settings(parent=many, max_examples=25)
+@settings(parent=many, max_examples=examples(25))
 @given(jobs())
 def test_every_tape_replays_exactly(job):
     world = World(*job).run(until=LONG)

@@ -37,14 +37,27 @@ STAYS = re.compile(r"atoll (head|serve|join) ")
 SAYS = {"head": "The head answers at", "serve": "Application startup complete", "join": "This machine is a node of"}
 TRAIN = r"one +\S+ +training.*\n(.*\n)*?two +\S+ +training"
 MARK = "-- exit code "
+HIDDEN = ("/tmp", "/var/lib", "/var/cache")
+"""Folders of which each machine has its own."""
+OURS = [
+    shlex.quote(str(folder))
+    for folder in sorted({DOCS.parent, Path(sys.prefix), Path(sys.base_prefix)})
+    if any(folder.is_relative_to(hidden) for hidden in HIDDEN)
+]
+KEEP = "\n".join(f"mkdir -p $kept/{n} && mount --bind {ours} $kept/{n}" for n, ours in enumerate(OURS))
+GIVE_BACK = "\n".join(f"mkdir -p {ours} && mount --bind $kept/{n} {ours}" for n, ours in enumerate(OURS))
+"""Where a checkout lies in such a folder, it is bound to ``$kept`` first, and afterwards to where it was."""
 MOUNTS = """
 set -e
 mount --make-rprivate /
-mount -t tmpfs tmpfs /tmp
 mount -t tmpfs tmpfs /dev/shm
+kept=/dev/shm/kept
+{keep}
+mount -t tmpfs tmpfs /tmp
 mkdir /tmp/up /tmp/work
 mount -t overlay overlay -o lowerdir=/etc,upperdir=/tmp/up,workdir=/tmp/work /etc
 mount -t tmpfs tmpfs /var/lib
+{give_back}
 mkdir -p /etc/atoll /var/lib/atoll
 hostname {name}
 cd /var/lib/atoll
@@ -61,9 +74,12 @@ mount -t tmpfs tmpfs /run
 mkdir -p /run/lock /run/up /run/work /run/open /run/work2 /run/bound
 mount --bind {folder} /run/bound
 mount -t tmpfs tmpfs /dev/shm
+kept=/run/kept
+{keep}
 mount -t overlay overlay -o lowerdir=/etc,upperdir=/run/up,workdir=/run/work /etc
 mount -t overlay overlay -o lowerdir={private},upperdir=/run/open,workdir=/run/work2 {private}
 for folder in /var/lib /var/cache /tmp; do mount -t tmpfs -o mode=1777 tmpfs $folder; done
+{give_back}
 mkdir -p /var/lib/atoll /etc/atoll
 mount --bind /run/bound/units /lib/systemd/system
 mount --bind /run/bound/installed /etc/systemd/system
@@ -107,7 +123,7 @@ class SystemdMachine:
         )
         first = f"echo $$ > {self._cgroup}/cgroup.procs; exec "
         own = ["unshare", "--cgroup", "--mount", "--pid", "--fork", "--kill-child", "--uts", "--ipc", "bash", "-c"]
-        inner = shlex.join([*own, BOOT.format(folder=self._folder, private=private)])
+        inner = shlex.join([*own, BOOT.format(folder=self._folder, private=private, keep=KEEP, give_back=GIVE_BACK)])
         with (self._folder / "console.log").open("ab") as log:
             self._outer = subprocess.Popen(
                 [*self._place.enter, "bash", "-c", first + inner], stdin=subprocess.DEVNULL, stdout=log, stderr=log
@@ -176,7 +192,7 @@ class Machine:
             text=True,
         )
         self.type(f"mount --make-rprivate / && mount --bind {shared} /mnt" if shared is not None else "true")
-        self.type(MOUNTS.format(name=name))
+        self.type(MOUNTS.format(name=name, keep=KEEP, give_back=GIVE_BACK))
         self.type("set +e")
         self._commands: dict[str, str] = {}
 
