@@ -17,7 +17,7 @@ from functools import cache
 from typing import NamedTuple, Self
 
 LABEL = "atoll-build"
-WIRE = 2
+WIRE = 3
 UNKNOWN = "unknown"
 MINOR_DISTANCE_MAX = 1
 
