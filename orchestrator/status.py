@@ -334,7 +334,7 @@ class SourceLossFigures(TypedDict, total=False):
 
 @with_config(_FIGURES)
 class PreferenceFigures(TypedDict, total=False):
-    """Says how held-out pairs of answers are told apart, in a job that learns from pairs."""
+    """The share of held-out pairs that prefer the chosen answer, and the mean margin, of a job that learns from pairs."""
 
     accuracy: float | None
     margin: float | None

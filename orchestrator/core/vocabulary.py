@@ -134,7 +134,7 @@ class SourceLoss:
 
 @dataclass(frozen=True, slots=True)
 class Preference:
-    """Says how held-out pairs of answers were told apart: the share with the chosen one ahead, and the mean margin in nats."""
+    """Held-out pairs of answers prefer the chosen one in this share of cases, by this mean margin in nats."""
 
     accuracy: float
     margin: float

@@ -415,7 +415,7 @@ class InnerOptimizerSection(Section):
 
 
 class ObjectiveSection(Section):
-    """Says what steps minimise instead of the loss of each next token. ``dpo`` (arXiv:2305.18290) learns from pairs of answers:
+    """Steps minimise this instead of the loss of each next token. ``dpo`` (arXiv:2305.18290) learns from pairs of answers:
     the mean of −ln σ(beta · ((ln π(chosen) − ln π₀(chosen)) − (ln π(rejected) − ln π₀(rejected)))), where π₀ is the model
     with which the job begins. Each island holds π₀; with ``trainable.lora`` it is the frozen part of its model.
     """
