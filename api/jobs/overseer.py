@@ -44,6 +44,7 @@ from api.jobs.translate import SenselessAnswer, last_known_of
 from api.run.folder import Run, damage_of_status, is_there, read_status
 from api.schemas import JobState
 from api.storage.store import JobRow, Store
+from orchestrator.checkpoints.resumption import how_to_continue
 from orchestrator.errors import AtollError, FilesElsewhere, InfrastructureError, LogStoreUnavailable, NotFound
 from orchestrator.specification.config import parse_job
 from orchestrator.status import JobStatus
@@ -322,13 +323,12 @@ class Overseer:
         self._lives.pop(row.job, None)
         self._problem_log.settle(f"job {row.job}")
         try:
-            resume = (
-                f" with `--resume {row.job}`, from its newest checkpoint" if checkpoints_of(row, self._roots) else ""
-            )
+            urls = [checkpoint.url for checkpoint in checkpoints_of(row, self._roots)]
+            remedy = how_to_continue(row.job, Path(row.run_dir), urls[-1] if urls else None)
         except Exception as error:  # the job must be failed even if this is unknown
             logger.warning("job %s: it is unknown whether it has checkpoints: %s", row.job, reason_of(error))
-            resume = ""
-        values: dict[str, Any] = {"reason": f"{reason} Submit it again{resume}."}
+            remedy = "Submit it again."
+        values: dict[str, Any] = {"reason": f"{reason} {remedy}"}
         if progress := self._progress.get(row.job):
             values["last_known"] = progress
         self._store.move_job(row.job, before, JobState.FAILED, **values)

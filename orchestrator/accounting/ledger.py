@@ -353,9 +353,12 @@ class Ledger:
         if self.carried is not None and min(self.carried.discarded) < 0:
             yield f"the checkpoint has more than was trained: {self.carried}"
         for island, accounts in self.accounts.items():
+            trained_here = self.trained[island]
             for fragment, account in enumerate(accounts):
-                trained = self.trained[island] + account.carried
-                parts = (account.merged, account.discarded, account.local, account.in_flight - account.local)
+                trained = trained_here + account.carried
+                discarded = account.discarded if account.discards else 0
+                held = sum([held.tokens for held in account.held.values()]) if account.held else 0
+                parts = (account.merged, discarded, account.local, held)
                 if sum(parts) != trained or min(parts) < 0:
                     yield (
                         f"{island}, fragment {fragment}: trained {trained} is not merged {parts[0]} + discarded "

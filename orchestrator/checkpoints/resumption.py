@@ -22,7 +22,7 @@ from orchestrator.core.saving import JobResumed, SavedIsland
 from orchestrator.core.vocabulary import Instant, IslandId, Version
 from orchestrator.errors import DataError
 from orchestrator.system.roots import AllowedRoots
-from orchestrator.system.run_folder import RESUMED
+from orchestrator.system.run_folder import RESUMED, SPECIFICATION
 
 BYTES_MAX = 2 * MANIFEST_BYTES_MAX
 SAME = (
@@ -132,6 +132,14 @@ def find(roots: AllowedRoots, url: str, spec: Mapping[str, Any]) -> Resumption:
         detail = f"The checkpoint {sound.folder.url} belongs to another kind of job: {'; '.join(differing)}."
         raise DataError(detail=detail)
     return Resumption(sound.folder.url, sound.manifest, sound.refused)
+
+
+def how_to_continue(job: str, run_dir: Path, newest_url: str | None) -> str:
+    """Return the sentence for a job that failed: its newest checkpoint, and the command that starts a new job from it."""
+    command = f"atoll submit {run_dir / SPECIFICATION}"
+    if newest_url is None:
+        return f"It has no checkpoint. Begin it anew with `{command}`."
+    return f"Its newest checkpoint is {newest_url}. Continue from it with `{command} --resume {job}`."
 
 
 def begun(roots: AllowedRoots, run_dir: Path, spec: Mapping[str, Any]) -> Resumption | None:

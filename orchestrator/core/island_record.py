@@ -305,14 +305,16 @@ def caught_up(before: Island, report: CaughtUp) -> Island:
 def going_on(before: Island, survivor: SurvivingIsland, present: Sequence[Version]) -> Island:
     """Train on, with the state and the work that the island held when the job was salvaged.
 
-    Offers that the ``present`` versions contain were merged into these, or into versions before that nobody remembers.
+    Offers that the ``present`` versions contain were merged into these, or into versions before that nobody remembers. So
+    were offers on older versions than it held, which may arrive again: nobody remembers which of them were not.
     """
     offers = {FragmentId(p): offer_of_number(number) for p, number in enumerate(survivor.merged_offers) if number}
+    held = {FragmentId(p): version for p, version in enumerate(survivor.versions) if version}
     current = replace(
         before.current,
         ready=True,
-        merged_offer=offers,
-        merged_into={p: present[p] for p in offers},
+        merged_offer={**dict.fromkeys(held, 0), **offers},
+        merged_into={**held, **{p: present[p] for p in offers}},
         last_offer={p: offer for p, offer in offers.items() if isinstance(offer, int)},
     )
     reason = "trained on while the synchroniser was lost"

@@ -279,7 +279,7 @@ def survey_of(job: str, spec: JobSpec, policy: JobPolicy, run_dir: Path, roots: 
     try:
         if spec.synchroniser.node_groups:
             controllers.controller_of(job, spec, str(run_dir), roots)
-        return salvaging.survey(job, run_dir, spec)
+        return salvaging.survey(job, run_dir, spec, roots)
     except FilesElsewhere:
         raise  # the service starts it again, where the files are
     except Exception as error:

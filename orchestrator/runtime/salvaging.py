@@ -76,6 +76,7 @@ from orchestrator.runtime.shard_worker import JobChannel
 from orchestrator.runtime.supervision import Past
 from orchestrator.specification.config import JobSpec
 from orchestrator.system.ports import Reach, reach
+from orchestrator.system.roots import AllowedRoots
 from orchestrator.system.run_folder import CHECKPOINTS, history_of, set_aside
 
 log = logging.getLogger(__name__)
@@ -118,7 +119,7 @@ class Salvage:
     survivors: frozenset[Life]
 
 
-def survey(job: str, run_dir: Path, spec: JobSpec) -> Survey | None:
+def survey(job: str, run_dir: Path, spec: JobSpec, roots: AllowedRoots) -> Survey | None:
     """Ask the job's islands what they hold, if the run folder has nothing to continue from but the job has a past.
 
     A folder that has only copies, or the files of an earlier history, has nothing to continue from: the job moved on.
@@ -159,10 +160,21 @@ def survey(job: str, run_dir: Path, spec: JobSpec) -> Survey | None:
         if time.monotonic() - began > PATIENCE_S:
             raise DataError(
                 detail=f"The files of job {job} are lost with the machine of its synchroniser, and no island that holds "
-                f"its parameters has answered for {PATIENCE_S:.0f} s. Submit it again with `--resume` from a checkpoint."
+                f"its parameters has answered for {PATIENCE_S:.0f} s. {_how_to_continue(roots, job, run_dir, spec)}"
             )
         time.sleep(RETRY_S)
         past = past_of(job) or past
+
+
+def _how_to_continue(roots: AllowedRoots, job: str, run_dir: Path, spec: JobSpec) -> str:
+    try:
+        newest = resumption.find(
+            roots, writing.root_of(spec.checkpoints.folder, job, run_dir), spec.model_dump(mode="json")
+        )
+    except (AtollError, OSError, ValueError) as error:
+        log.warning("no checkpoint of this job can be read here: %s", in_words(error))
+        return f"If `atoll checkpoints {job}` lists one, continue from it with `atoll submit FILE --resume {job}`."
+    return resumption.how_to_continue(job, run_dir, newest.url)
 
 
 def past_of(job: str) -> Past | None:
@@ -259,8 +271,8 @@ def salvage(
     if missing := sorted(set(range(len(names))) - {int(one.fragment) for one in choice.chosen}):
         raise DataError(
             detail=f"The files of job {context.job} are lost with the machine of its synchroniser, and no island has a "
-            f"version of the fragments {missing} that another one, or its own announcement, confirms. Submit the job again "
-            "with `--resume` from a checkpoint."
+            f"version of the fragments {missing} that another one, or its own announcement, confirms. "
+            f"{_how_to_continue(context.roots, context.job, context.run_dir, spec)}"
         )
     states = {one.fragment: pulled[one.fragment, one.version, one.digest] for one in choice.chosen}
     momentum, source, checkpoint_count = _momentum(spec, context)
@@ -319,8 +331,8 @@ def salvage_shard(
             if waited_s > PATIENCE_S:
                 raise DataError(
                     detail=f"The journal of fragment {fragment} is lost with its shard's disk, and no island has had "
-                    f"version {versions[-1].version} or the one before for {PATIENCE_S:.0f} s. Submit the job again with "
-                    "`--resume` from a checkpoint."
+                    f"version {versions[-1].version} or the one before for {PATIENCE_S:.0f} s. "
+                    f"{_how_to_continue(context.roots, context.job, context.run_dir, context.spec)}"
                 )
             time.sleep(RETRY_S)
     return TakenFragments(momentum, tuple(lost))

@@ -360,11 +360,12 @@ class LogWriter:
             inline.clear()
 
         for extent in content:
-            if isinstance(extent, Piece):
-                put_inline()
-                pieces.append(extent)
-            else:
+            if not isinstance(extent, Piece):
                 inline.append(extent)
+                continue
+            if inline:
+                put_inline()
+            pieces.append(extent)
         put_inline()
         return pieces
 

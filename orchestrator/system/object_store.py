@@ -47,6 +47,8 @@ _CODE = re.compile(r"<Code>(\w{1,64})</Code>")
 _STATUS = re.compile(r"status code: (\d{3} [A-Za-z ]{1,40})")
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _ENDPOINT = re.compile(r"(?i)https?://([!-.0-~]*@)?([a-z0-9._-]+|\[[0-9a-f:.]+\])(:[0-9]{1,5})?(/[a-z0-9._~/-]*)?")
+_NO_CREDENTIALS = ("credential", "token request")
+"""What the library says when it has none. Google's asks the metadata server of the machine for a token."""
 _DRAFT = ".draft-"
 _NO_FOLDER = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL})
 _NO_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
@@ -257,7 +259,8 @@ def remedy_of(error: OSError) -> str:
     if error.errno in (errno.EACCES, errno.EPERM):
         return (
             "Let the service read, write, list and delete there: in a folder as its user, in a bucket by credentials (for "
-            "s3:// AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, with --pass-environment)."
+            "s3:// AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, for gs:// GOOGLE_APPLICATION_CREDENTIALS, for az:// "
+            "AZURE_STORAGE_ACCOUNT_KEY, with --pass-environment)."
         )
     if error.errno == errno.EROFS:
         return "Mount it writable, or give another store."
@@ -267,7 +270,10 @@ def remedy_of(error: OSError) -> str:
         return "Give the path of a folder that exists or can be made."
     if error.errno == errno.EOPNOTSUPP:
         return "Give a folder of a file system with hard links, or a bucket."
-    return "Check the URL, the endpoint (AWS_ENDPOINT_URL for s3://), and that it can be reached from here."
+    return (
+        "Check the URL, the endpoint (AWS_ENDPOINT_URL for s3://, GOOGLE_BASE_URL for gs://, AZURE_STORAGE_ENDPOINT for "
+        "az://), and that it can be reached from here."
+    )
 
 
 def _refuse_secrets(url: str) -> None:
@@ -434,7 +440,8 @@ class Bucket:
             code = _code_of(str(error))
             refused = isinstance(error, (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError))
             refused |= code.startswith(("401", "403"))  # a server of tokens says it, or a proxy
-            number = errno.EACCES if refused or "credential" in str(error).lower() else errno.EIO
+            refused |= any(word in str(error).lower() for word in _NO_CREDENTIALS)
+            number = errno.EACCES if refused else errno.EIO
             number = errno.ENOSPC if "Quota" in code or "507" in code or "Full" in code else number
             raise OSError(number, f"the store {self.url} refuses to {what} {name}: {code}") from None
 
@@ -442,6 +449,10 @@ class Bucket:
 def _code_of(text: str) -> str:
     """Return what a store answered, without the parts of its text that may have secrets."""
     status, code = _STATUS.search(text), _CODE.search(text)
+    if "token request" in text:  # of a metadata server, which only machines of the cloud have
+        return (
+            f"it got no token with which to write ({status[1].strip() if status else 'no server of tokens answered'})"
+        )
     if status or code:
         return ", ".join(match[1].strip() for match in (status, code) if match)
     if "builder error" in text:

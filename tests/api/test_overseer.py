@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable, Iterator
 from itertools import pairwise
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from api.jobs.outbox import NEVER_REACHED
 from api.jobs.overseer import FILES_AWAITED_S, TRIES_MAX, Overseer
@@ -274,7 +276,28 @@ def test_a_job_waits_for_the_machine_that_has_its_files_and_fails_in_the_end(des
     overseer.check()
     state, reason = desk.state()
     assert state == "failed"
-    assert "The files of the job are elsewhere. Submit it again" in reason
+    spec = desk.installation.runs / desk.job / "spec.yaml"
+    assert (
+        f"The files of the job are elsewhere. It has no checkpoint. Begin it anew with `atoll submit {spec}`." in reason
+    )
+
+
+def test_a_job_that_failed_names_its_newest_checkpoint_and_the_command_that_continues_from_it(desk: Desk) -> None:
+    run_dir = desk.installation.runs / desk.job
+    stored = yaml.safe_load((run_dir / "spec.yaml").read_text())
+    for number in (1, 2):
+        make(run_dir / "checkpoints", number, spec=stored, job=desk.job)
+    desk.lose()
+    (run_dir / "tape.jsonl").unlink()
+    desk.overseer.check()
+    state, reason = desk.state()
+    assert state == "failed"
+    assert f"Its newest checkpoint is {run_dir}/checkpoints/000002. Continue from it with `atoll submit" in reason
+    command = re.findall(r"`atoll submit (\S+) --resume (\S+)`", reason)
+    assert command == [(str(run_dir / "spec.yaml"), desk.job)]
+    document = stored | {"resume": {"checkpoint": command[0][1]}}
+    again = desk.service.submit(document, "me", None)
+    assert again.resumed_from == f"{run_dir}/checkpoints/000002"
 
 
 def test_a_job_waits_for_its_store_however_long_that_is_away(desk: Desk) -> None:
@@ -385,4 +408,4 @@ def test_a_mirrored_job_that_folder_and_store_have_lost_is_not_begun_anew(desk: 
     desk.overseer.check()
     assert (job in desk.control.asked) == (not is_emptied)
     assert (desk.row(job).state == "failed") == is_emptied
-    assert ("both were lost. Submit it again" in desk.row(job).reason) == is_emptied
+    assert ("both were lost. It has no checkpoint." in desk.row(job).reason) == is_emptied

@@ -345,6 +345,22 @@ def test_work_that_the_chosen_version_contains_is_not_merged_again() -> None:
     assert refused.reason is RefusalReason.ALREADY_MERGED
 
 
+def test_an_offer_that_a_survivor_made_before_the_version_it_held_is_not_merged() -> None:
+    """a holds version 5 of fragment 0. An offer on version 4 arrives again, because its report was never acknowledged.
+
+    Whether version 5 has it is on the lost tape. Its tokens are none of those that a kept.
+    """
+    story = Salvaged(staleness_max=3)
+    story.happen(events.IslandPlaced, "a", 1, "node", 1)
+    again = story.contribution("a", fragment=0, base=4, offer=6, step=36)
+    (refused,) = all_of(RefuseContribution, story.happen(events.ContributionArrived, again))
+    assert refused.reason is RefusalReason.ALREADY_MERGED
+    story.goodput.check()
+    later = story.contribution("a", fragment=0, base=5, offer=7, step=40, tokens=30)
+    assert not all_of(RefuseContribution, story.happen(events.ContributionArrived, later))
+    story.goodput.check()
+
+
 def test_a_survivor_that_is_lost_before_it_is_found_comes_back_as_any_other() -> None:
     story = Salvaged()
     story.happen(events.PlacementFailed, "a", 1, "its process is gone")

@@ -5,9 +5,13 @@ from __future__ import annotations
 import errno
 import threading
 import traceback
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
+from urllib.parse import parse_qs, unquote
 
 import pytest
 
@@ -147,27 +151,144 @@ def test_conditional_writes_that_the_environment_switches_off_are_missed(monkeyp
         admit(open_store("s3://bucket/x"), None)
 
 
-class Telling(BaseHTTPRequestHandler):
-    """A server whose refusals have what no log may have."""
+class Quiet(BaseHTTPRequestHandler):
+    """A server that prints nothing."""
 
-    def do_PUT(self) -> None:
-        self.send_response(403)
+    protocol_version = "HTTP/1.1"
+
+    def answer(self, status: int, body: bytes = b"", **headers: str) -> None:
+        self.send_response(status)
+        for name, value in {**headers, "Content-Length": str(len(body))}.items():
+            self.send_header(name.replace("_", "-"), value)
         self.end_headers()
-        self.wfile.write(b"<Error><Code>AccessDenied</Code><StringToSign>hunter2</StringToSign></Error>")
+        self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:
         """Print nothing."""
 
 
-def test_a_refusal_is_shown_without_the_text_of_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
-    server = HTTPServer(("127.0.0.1", 0), Telling)
+class Telling(Quiet):
+    """A server whose refusals have what no log may have."""
+
+    def do_PUT(self) -> None:
+        self.answer(403, b"<Error><Code>AccessDenied</Code><StringToSign>hunter2</StringToSign></Error>")
+
+
+class GoogleXml(Quiet):
+    """Google Cloud Storage as its XML API is documented: ``x-goog-if-generation-match: 0`` creates an object only once.
+
+    No emulator that can be installed has all of it: fake-gcs-server has no PUT there, and Google's testbench no ETag, no
+    listing and no DELETE. ``has_conditions`` is False for a server, or a proxy, that ignores the header.
+    """
+
+    objects: ClassVar[dict[str, tuple[int, bytes]]] = {}
+    has_conditions: ClassVar[bool] = True
+    making: ClassVar[threading.Lock] = threading.Lock()
+
+    def do_PUT(self) -> None:
+        content = self.rfile.read(int(self.headers["Content-Length"]))
+        with self.making:
+            generation, _ = self.objects.get(self.path, (0, b""))
+            wanted = self.headers.get("x-goog-if-generation-match")
+            if self.has_conditions and wanted is not None and int(wanted) != generation:
+                self.answer(412, b"<Error><Code>PreconditionFailed</Code></Error>")
+                return
+            self.objects[self.path] = generation + 1, content
+        self.answer(200, ETag=f'"{generation + 1}"', x_goog_generation=str(generation + 1))
+
+    def do_GET(self) -> None:
+        path, _, query = self.path.partition("?")
+        if query:
+            prefix = f"{path}/{parse_qs(query)['prefix'][0]}"
+            entry = "<Contents><Key>{}</Key><Size>{}</Size><LastModified>2026-11-26T00:00:00Z</LastModified></Contents>"
+            rows = {unquote(name): len(content) for name, (_, content) in self.objects.items()}
+            listed = [entry.format(name[len(path) + 1 :], n) for name, n in rows.items() if name.startswith(prefix)]
+            self.answer(200, f"<ListBucketResult>{''.join(listed)}</ListBucketResult>".encode())
+        elif path in self.objects:
+            generation, content = self.objects[path]
+            modified = "Thu, 26 Nov 2026 00:00:00 GMT"
+            self.answer(200, content, ETag=f'"{generation}"', Last_Modified=modified)
+        else:
+            self.answer(404, b"<Error><Code>NoSuchKey</Code></Error>")
+
+    def do_DELETE(self) -> None:
+        self.answer(204 if self.objects.pop(self.path, None) else 404)
+
+
+@contextmanager
+def serving(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
+    """Run this server, and yield its address."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    endpoint = f"http://127.0.0.1:{server.server_port}"
-    for name, value in {"ENDPOINT_URL": endpoint, "ACCESS_KEY_ID": "a", "SECRET_ACCESS_KEY": "b"}.items():
-        monkeypatch.setenv(f"AWS_{name}", value)
-    monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
-    with pytest.raises(InfrastructureError, match="AccessDenied") as refused:
-        admit(open_store("s3://bucket/x"), None)
-    server.shutdown()
-    server.server_close()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+@pytest.fixture
+def google(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[GoogleXml]]:
+    class Served(GoogleXml):
+        objects: ClassVar[dict[str, tuple[int, bytes]]] = {}
+
+    with serving(Served) as endpoint:
+        for name in ("GOOGLE_APPLICATION_CREDENTIALS", "GOOGLE_SERVICE_ACCOUNT", "GOOGLE_SERVICE_ACCOUNT_KEY"):
+            monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv("GOOGLE_BASE_URL", endpoint)
+        monkeypatch.setenv("GOOGLE_BEARER_TOKEN", "a")
+        monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
+        yield Served
+
+
+def test_a_bucket_of_google_is_a_store_in_which_a_name_is_created_once(google: type[GoogleXml]) -> None:
+    store = open_store("gs://bucket/x")
+    fleet = admit(store, None)
+    assert admit(store, fleet) == fleet
+
+    def create(number: int) -> bool:
+        try:
+            store.create("log/000000000001", str(number).encode())
+        except FileExistsError:
+            return False
+        return True
+
+    with ThreadPoolExecutor(8) as writers:
+        made = list(writers.map(create, range(8)))
+    assert sum(made) == 1
+    assert store.get("log/000000000001") == str(made.index(True)).encode()
+    store.put("log/000000000001", b"again")
+    assert store.sizes("log") == {"log/000000000001": 5}
+    store.delete(["log/000000000001", "log/000000000001"])
+    with pytest.raises(FileNotFoundError):
+        store.get("log/000000000001")
+    assert not [name for name in google.objects if "probe" in name]
+
+
+def test_a_bucket_of_google_that_ignores_conditions_is_refused(google: type[GoogleXml]) -> None:
+    google.has_conditions = False
+    with pytest.raises(ConfigurationError, match=r"gs://bucket/x made the object probe/.* twice"):
+        admit(open_store("gs://bucket/x"), None)
+    assert google.objects == {}
+
+
+def test_a_bucket_of_google_without_credentials_is_named_with_what_to_set(
+    google: type[GoogleXml], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("GOOGLE_BEARER_TOKEN")
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")  # no metadata server can be asked
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    missing = r"no token with which to write \(no server of tokens answered\).*for gs:// GOOGLE_APPLICATION_CREDENTIALS"
+    with pytest.raises(InfrastructureError, match=missing):
+        admit(open_store("gs://bucket/x"), None)
+    assert google.objects == {}
+
+
+def test_a_refusal_is_shown_without_the_text_of_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving(Telling) as endpoint:
+        for name, value in {"ENDPOINT_URL": endpoint, "ACCESS_KEY_ID": "a", "SECRET_ACCESS_KEY": "b"}.items():
+            monkeypatch.setenv(f"AWS_{name}", value)
+        monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
+        with pytest.raises(InfrastructureError, match="AccessDenied") as refused:
+            admit(open_store("s3://bucket/x"), None)
     assert "hunter2" not in "".join(traceback.format_exception(refused.value))

@@ -171,11 +171,13 @@ class Troubled(Voyages):
 
     def start_job(self, job_id: str, spec: JobSpec, run_dir: Path, *about: Any) -> None:
         with self._one_at_a_time:
-            self._begun[job_id] = spec.name, time.time()
             self._simulated = self._simulated or Voyage(spec, self._home / job_id).status(job_id)
+            self._begun[job_id] = spec.name, time.time()  # last, because the service asks meanwhile how it goes
 
     def status(self, job_id: str) -> StatusDocument:
         self._refuse_without_head()
+        if job_id not in self._begun:
+            raise NotFound(detail=f"No job {job_id} runs here.")
         name, begun_at = self._begun[job_id]
         rounds = int(time.time() - begun_at)
         status = deepcopy(self._simulated)

@@ -288,6 +288,40 @@ def test_a_mirrored_job_goes_on_from_the_store_alone_when_its_run_folder_is_lost
     assert_sound(job)
 
 
+@pytest.mark.soak("a cluster of its own, and the loss of a disk with it")
+def test_a_mirrored_job_of_which_no_island_has_a_process_goes_on_when_its_run_folder_is_lost(
+    places: tuple[Place, Place], tmp_path: Path
+) -> None:
+    """No process holds its parameters then, and it has no checkpoint: the store alone does."""
+    place, _ = places
+    place.options = ["--store", str(tmp_path / "store")]
+    place.start()
+    job = submitted(place, synchroniser={"durability": {"kind": "mirrored"}})
+    job.wait_for_merges(NEWS)
+    with place.client() as client:
+        for island in ISLANDS:
+            client.kill(job.id, island, restart=False)
+    place.job_once(job.id, lambda seen: {island.state for island in seen.islands} == {"stopped"})
+    stood = job.versions()
+    place.lose_service()
+    place.lose_cluster()
+    shutil.rmtree(job.run_dir)
+    place.options = []  # the home knows its store
+    place.start()
+    job.wait_until(lambda: len(job.restarts()) == 1, "the next epoch")
+    waits = place.job_once(job.id, lambda seen: seen.state == "running" and seen.epoch == 2)
+    assert {island.state for island in waits.islands} == {"stopped"}
+    assert all(now >= before for now, before in zip(job.versions(), stood, strict=True))
+    with place.client() as client:
+        for island in ISLANDS:
+            client.readd(job.id, island)
+    job.wait_until(lambda: min(job.versions()) > max(stood), "merges of the next epoch")
+    with place.client() as client:
+        client.cancel(job.id)
+    job.wait_for_end()
+    assert_sound(job)
+
+
 def assert_apart(places: tuple[Place, Place], jobs: tuple[set[str], set[str]]) -> None:
     """Each has its own address, jobs and token, and their runs lie in one folder."""
     addresses = [place.home.address() for place in places]

@@ -33,20 +33,36 @@ from orchestrator.core import checkpoints, commands, fragment_life, job_life, sa
 from orchestrator.core.effects import Effect, MergeFragment, ReleasePayload
 from orchestrator.core.messages import HeldVersion, IslandHoldings, NotSaved, Saved
 from orchestrator.core.state import JobState
-from orchestrator.core.vocabulary import Epoch, FragmentId, IslandId, PayloadId, RefusalReason, RoundPhase, Version
+from orchestrator.core.vocabulary import (
+    Epoch,
+    FragmentId,
+    IslandId,
+    JobOutcome,
+    PayloadId,
+    RefusalReason,
+    RoundPhase,
+    Version,
+)
 from orchestrator.parameters.journal import Content, Facts, Journal, OuterGradient
 from orchestrator.parameters.journaled_store import JournaledStore
 from orchestrator.parameters.outer_state import FragmentState, OuterState
 from orchestrator.parameters.shard import InputsLost
 from orchestrator.replica.outbox import NumberedReports
+from orchestrator.simulation.plan import Fault, FaultKind
 from orchestrator.system import store_log
 from orchestrator.system.mirror import LogWriter
 from orchestrator.system.object_store import ObjectStore
+from orchestrator.tape.replay import replay
 from orchestrator.tape.storage import TapeWriter
 from tests.swarm import lost_machines, lost_shards, trial
+from tests.swarm.checkers import Checkers
 from tests.swarm.checkers.violation import Violation
 from tests.swarm.configurations import SAVING, draw
-from tests.swarm.mortality import draw_mortality
+from tests.swarm.disk import DiskFault
+from tests.swarm.mirrored_world import MirroredWorld
+from tests.swarm.mortal_world import MortalWorld
+from tests.swarm.mortality import Death, Mortality, draw_mortality
+from tests.swarm.rough_world import EventFaults
 
 DEATHS = 4
 SEEDS, FOUND_WITHIN = 25, 40
@@ -396,6 +412,8 @@ WHO_WAS_REPLACED_IDLES = 538
 """A seed in which a synchroniser that was replaced has nothing to write, so that it lives for longer than a round takes."""
 WAITS_FOR_ITS_NODE = 1021
 """A seed in which a synchroniser begins while an island waits for a node, and finds that the island has one by then."""
+CALM = 7
+"""A seed whose islands have merged after 16 seconds."""
 STORE_FAULTS = {"down", "slow", "torn", "stale listing", "fenced", "machine", "disk of a former machine"}
 
 
@@ -404,6 +422,36 @@ def test_a_mirrored_job_loses_nothing_however_its_store_fails_and_however_many_s
     seeds = (*range(MIRRORED_SEEDS), *rare)
     befallen = sum((trial.run(seed, DEATHS, is_mirrored=True).befallen for seed in seeds), Counter())
     assert set(befallen) >= STORE_FAULTS
+
+
+class LostWithoutIslands(MirroredWorld):
+    """Its synchroniser's machine is lost with its disk while no island has a process. ``stood`` is what Θ was then."""
+
+    stood: tuple[Version, ...] = ()
+
+    def _strike(self, death: Death) -> None:
+        assert not any(host.alive for host in self.hosts.values()), "all islands were killed and kept away"
+        self.stood = tuple(current.version for current in self.core.state.rounds)
+        self._loses_machine = True
+        MortalWorld._strike(self, death)
+
+
+def test_a_mirrored_job_of_which_no_island_has_a_process_goes_on_from_its_store_alone() -> None:
+    drawn = draw(CALM)
+    islands = [one.island for one in drawn.policy.islands]
+    times = ((16.0, FaultKind.KILL_AND_KEEP_AWAY), (30.0, FaultKind.READD))  # a drain of all is refused
+    orders = [Fault(at, kind, island) for at, kind in times for island in islands]
+    policy = replace(drawn.policy, standbys=(), token_budget=10 * drawn.policy.token_budget)
+    plan = replace(drawn.plan, faults=tuple(orders), calm_at=0.0)
+    mortality = Mortality((Death(22.0, False, 0, DiskFault.BEFORE, 0.5),), (), 0)
+    world = LostWithoutIslands(policy, plan, CALM, EventFaults(), mortality, lambda: Checkers(policy, 0.0, 60.0), None)
+    world.run(until=trial.UNTIL_S)
+    assert sum(world.stood) > 0
+    assert (world.befallen["machine"], world.generation) == (1, 2)
+    assert world.finished is not None
+    assert world.finished.outcome == JobOutcome.COMPLETED
+    assert all(now.version > before for now, before in zip(world.core.state.rounds, world.stood, strict=True))
+    assert replay(world.tape).exact
 
 
 def _announces_before_the_put(monkeypatch: Patch) -> None:

@@ -240,7 +240,7 @@ class LostMachinesWorld(MortalWorld):
         giving = [answer for answer in answers if answer.island not in refused]
         self._check_choice(answers, giving, choice, pulled)
         if len(choice.chosen) < self.policy.fragment_count:
-            self.alive, self.ended = False, "no island could vouch for a fragment"
+            self.end("no island could vouch for a fragment")
             return
         for host in hosts.values():
             if unread_reports_of(host).reports.check_epoch(epoch):

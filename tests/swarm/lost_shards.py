@@ -231,7 +231,7 @@ class SimulatedShard:
         taken, waited_s = {p: self._taken(p, world.now - since) for p in lacking}, world.now - since
         if None in taken.values():
             if waited_s > PATIENCE_S:
-                world.alive, world.ended = False, "no island had the versions of a lost shard"
+                world.end("no island had the versions of a lost shard")
             return
         lost = []
         for p, (version, state) in cast(dict[FragmentId, tuple[Facts, FragmentState]], taken).items():

@@ -6,6 +6,7 @@ It works like ``runtime.shard_worker``, except that merges take virtual time and
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from hashlib import blake2b
 from typing import Protocol
 
@@ -144,9 +145,13 @@ def displacement_of(contribution: Contribution, codec_name: CodecName) -> Encode
     return encoded(numbers, codec_name, contribution.base_version)
 
 
+@lru_cache(maxsize=4096)
 def _numbers(name: str) -> NDArray[np.float32]:
+    """Return numbers that the name determines, read-only because they are shared."""
     drawn = np.frombuffer(blake2b(name.encode(), digest_size=4 * SIZE).digest(), np.uint32)
-    return (drawn / np.float64(2**32)).astype(np.float32)
+    numbers = (drawn / np.float64(2**32)).astype(np.float32)
+    numbers.setflags(write=False)
+    return numbers
 
 
 def job_spec(

@@ -315,7 +315,12 @@ class MortalWorld(RoughWorld):
         require(may, "a synchroniser goes on from its files", error)
         newest_journalled = Journal(FOLDER / "journal", disk=self.disk).newest
         self.durability.gave_up(newest_journalled, self._merges_max)
-        self.alive, self.ended = False, str(error)
+        self.end(str(error))
+
+    def end(self, reason: str) -> None:
+        """End the world with a job that no synchroniser can continue. Its islands would step until the last instant."""
+        self.alive, self.ended = False, reason
+        self._heap.clear()
 
     def _sync(self) -> None:
         """Make the tape durable from time to time, and let islands forget durable reports."""
