@@ -17,7 +17,7 @@ from __future__ import annotations
 import os
 import secrets
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -210,14 +210,22 @@ class Client:
         """Return the job's specification, with all defaults as they were when it was submitted."""
         return self._get(f"/v1/jobs/{quote(job, safe='')}/spec", Specification)
 
-    def wait(self, job: str) -> Job:
+    def compare(self, jobs: Iterable[str | JobSummary]) -> list[dict[str, Any]]:
+        """Return a row for each job: the settings in which they differ, by path, beside loss, tokens and goodput."""
+        from api.run.tables import compared
+
+        there = [self.job(job if isinstance(job, str) else job.job) for job in jobs]
+        specifications = [self.specification(job.job).specification for job in there]
+        return compared([job.model_dump(mode="json") for job in there], specifications)[1] if there else []
+
+    def wait(self, job: str | JobSummary) -> Job:
         """Wait until the job has ended and its report is readable, and return it.
 
         The last event of the tape comes a little before that. A job that cannot write its report, because the disk is
         full, stays `finishing` with the reason. A service or synchroniser that restarts is waited for; raises
         InfrastructureError if it does not answer for longer than ``AWAY_MAX_S``.
         """
-        current, answered_at = self.job(job), time.monotonic()
+        current, answered_at = self.job(job if isinstance(job, str) else job.job), time.monotonic()
         while not current.state.final:
             time.sleep(WAIT_EVERY_S)
             try:

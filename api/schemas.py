@@ -71,6 +71,9 @@ class Island(Answer, IslandFacts):
     hosts: int = Field(default=1, description="number of its processes, each on a separate node")
     mesh: dict[str, int] = Field(default={}, description="the axes of its device mesh that are longer than 1")
     steps_per_second: float | None = None
+    tokens_per_second: float | None = Field(
+        default=None, description="at its recent pace and mean tokens a step; null: it does not train now"
+    )
     last_merge_after_s: float | None = None
     spare: bool = Field(
         default=False, description="a scale-up slot that was never filled: only a name and a data shard"

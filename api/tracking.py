@@ -17,6 +17,7 @@ from typing import Any, Literal, Protocol
 
 from pydantic import BaseModel
 
+from api.run.tables import settings_of
 from orchestrator.errors import InfrastructureError
 
 STEPS_KEPT = 64
@@ -104,18 +105,7 @@ class Run:
 
     def settings(self) -> dict[str, str | int | float | bool]:
         """Return the fields of the specification by their paths, without those that are not set."""
-        return dict(_fields(self.specification))
-
-
-def _fields(value: Any, path: str = "") -> Iterator[tuple[str, str | int | float | bool]]:
-    if isinstance(value, Mapping):
-        for name, part in value.items():
-            yield from _fields(part, f"{path}.{name}" if path else str(name))
-    elif isinstance(value, list):
-        for index, part in enumerate(value):
-            yield from _fields(part, f"{path}.{index}")
-    elif value is not None:
-        yield path, value if isinstance(value, str | int | float | bool) else str(value)
+        return settings_of(self.specification)
 
 
 # ── the fold ──────────────────────────────────────────────────────────────────────────────────────────────────────────

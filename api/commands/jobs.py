@@ -122,16 +122,33 @@ def resumption_lines(job: Job) -> list[str]:
 
 
 def jobs(
+    jobs: Annotated[
+        list[str] | None, typer.Argument(metavar="[JOB]...", help="With --table: the jobs to compare.")
+    ] = None,
     state: Annotated[JobStateName | None, typer.Option("--state", help="Only jobs in this state.")] = None,
     name: Annotated[str | None, typer.Option("--name", help="Only jobs with this name.")] = None,
     limit: Annotated[int, typer.Option("--limit", min=1, max=1000, help="Show at most this many.")] = 100,
     output: OutputOption = None,
     watch: WatchOption = False,
+    table: Annotated[bool, typer.Option("--table", help="Compare them: settings that differ, beside results.")] = False,
+    csv: CsvOption = None,
+    parquet: ParquetOption = None,
     home: HomeOption = DEFAULT_HOME,
     url: UrlOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List jobs, newest first."""
+    """List jobs, newest first. With --table, --csv or --parquet: their settings that differ, beside their results."""
+    if table or csv is not None or parquet is not None:
+        if watch:
+            raise ConfigurationError(detail="--watch has no effect on a table of settings. Leave one of them out.")
+        with connect(home, url) as client:
+            names = jobs or [job.job for job in client.jobs(state=state, name=name, limit=limit)]
+            _compare(client, names, csv, parquet, output, as_json)
+        return
+    if jobs:
+        raise ConfigurationError(
+            detail=f"{jobs[0]} has no effect on the list of jobs. Give --table to compare jobs, or `atoll status` for one."
+        )
     with connect(home, url) as client:
 
         def ask() -> list[JobSummary]:
@@ -140,17 +157,47 @@ def jobs(
         if watch:
             _watch_list(ask, output, as_json)
             return
-        jobs = ask()
+        listed = ask()
     if as_json or output == "json":
-        print_json({"jobs": [job.model_dump(mode="json") for job in jobs]})  # as the API answers
-    elif jobs:
-        console_for(output).print(_table(jobs, output == "wide"))
-        for line in (*_silent(jobs), *_waiting(jobs)):
+        print_json({"jobs": [job.model_dump(mode="json") for job in listed]})  # as the API answers
+    elif listed:
+        console_for(output).print(_table(listed, output == "wide"))
+        for line in (*_silent(listed), *_waiting(listed)):
             say(line)
     elif state or name:
         say("no job matches")
     else:
         say("there are no jobs; try `atoll submit deploy/configs/demo.yaml`")
+
+
+def _compare(
+    client: Client, names: list[str], csv: Path | None, parquet: Path | None, output: str | None, as_json: bool
+) -> None:
+    from api.run.tables import compared, write_all
+
+    listed = [client.job(name) for name in names]
+    if not listed:
+        say("no job matches")
+        return
+    specifications = [client.specification(job.job).specification for job in listed]
+    columns, rows = compared([job.model_dump(mode="json") for job in listed], specifications)
+    for line in write_all(csv, parquet, columns, lambda: rows):
+        say(line)
+    if as_json or output == "json":
+        print_json(rows)
+    elif csv is None and parquet is None:
+        from api.terminal.listing import Listing
+
+        table = Listing(*columns)
+        for row in rows:
+            table.add_row(*(_cell(row.get(column)) for column in columns))
+        console_for(output).print(table)
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return "–"
+    return f"{value:.6g}" if isinstance(value, float) else f"{value:,}" if type(value) is int else str(value)
 
 
 def _watch_list(ask: Callable[[], list[JobSummary]], output: str | None, as_json: bool) -> None:

@@ -325,9 +325,11 @@ def spares_of(islands: Sequence[IslandStatus]) -> set[str]:
 
 def island_of(own: IslandStatus, line: Line | None = None, spare: bool = False) -> Island:
     """Return the island as the API shows it."""
+    pace = 1.0 / own.step_seconds if own.step_seconds and own.state == "training" else None
     return Island(
         **own.shared(IslandFacts) | {"loss": finite(own.loss)},
-        steps_per_second=1.0 / own.step_seconds if own.step_seconds and own.state == "training" else None,
+        steps_per_second=pace,
+        tokens_per_second=pace * own.tokens_total / own.steps_total if pace and own.steps_total else None,
         last_merge_after_s=own.last_merge_at,
         spare=spare,
         line=line,

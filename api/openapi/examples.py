@@ -41,6 +41,7 @@ _ISLAND = {
     "steps_total": 405,
     "tokens_total": 414720,
     "steps_per_second": 5.1,
+    "tokens_per_second": 5222.4,
     "loss": 1.912,
     "last_merge_after_s": 81.2,
     "restarts": 1,

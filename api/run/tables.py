@@ -2,6 +2,7 @@
 
     report    a row for each figure: series, island, tokens, at_s, value
     tape      a row for each record: n, at, event, island, incarnation, fragment, version, details, effects
+    jobs      a row for each job: its settings that differ among these jobs, beside its results
 
 A table is written beside its file and takes its name once it is whole. Rows are written as they come, so that a long tape
 needs no memory for its table.
@@ -12,7 +13,7 @@ from __future__ import annotations
 import csv
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,14 @@ TAPE_COLUMNS = {
     "effects": "string",
 }
 """A column's name, and its type in Parquet. ``details`` and ``effects`` are JSON."""
+RESULT_COLUMNS = {
+    "loss": "float64",
+    "tokens_trained": "int64",
+    "global_version": "int64",
+    "goodput_ratio": "float64",
+    "seconds": "float64",
+}
+"""What a comparison of jobs says of each: ``loss`` is the newest held-out loss, ``seconds`` how long it ran."""
 CURVES = {"loss_curve": "held_out_loss", "training_loss_curve": "training_loss"}
 ROWS_AT_ONCE = 10_000
 
@@ -78,6 +87,51 @@ def tape_rows(tape: Tape) -> Iterator[Row]:
             "details": json.dumps(event),
             "effects": f"[{','.join(to_json(effect) for effect in record.effects)}]",
         }
+
+
+def compared(
+    jobs: Sequence[Mapping[str, Any]], specifications: Sequence[Mapping[str, Any]]
+) -> tuple[dict[str, str], list[Row]]:
+    """Return columns and rows of a comparison of jobs, as the list of jobs has them, by their specifications.
+
+    The settings are all fields in which the specifications differ, by their paths. A field that one lacks is absent there.
+    """
+    settings = [settings_of(specification) for specification in specifications]
+    paths = dict.fromkeys(path for fields in settings for path in fields)
+    differing = [path for path in paths if any(fields.get(path) != settings[0].get(path) for fields in settings)]
+    kinds = {path: {_kind(fields[path]) for fields in settings if path in fields} for path in differing}
+    columns = {"job": "string", "state": "string"}
+    columns |= {path: kind.pop() if len(kind) == 1 else "string" for path, kind in kinds.items()}
+    columns |= RESULT_COLUMNS
+    rows: list[Row] = []
+    for job, fields in zip(jobs, settings, strict=True):
+        own = {path: fields[path] for path in differing if path in fields}
+        own = {path: str(value) if columns[path] == "string" else value for path, value in own.items()}
+        results = {name: job.get(name) for name in RESULT_COLUMNS}
+        began, ended = job.get("started_at"), job.get("ended_at")
+        results["seconds"] = ended - began if began is not None and ended is not None else None
+        rows.append({"job": job["job"], "state": job["state"], **own, **results})
+    return columns, rows
+
+
+def settings_of(specification: Mapping[str, Any]) -> dict[str, str | int | float | bool]:
+    """Return the fields of a specification by their paths, such as ``islands.0.count``, without those that are not set."""
+    return dict(_fields(specification))
+
+
+def _fields(value: Any, path: str = "") -> Iterator[tuple[str, str | int | float | bool]]:
+    if isinstance(value, Mapping):
+        for name, part in value.items():
+            yield from _fields(part, f"{path}.{name}" if path else str(name))
+    elif isinstance(value, list):
+        for index, part in enumerate(value):
+            yield from _fields(part, f"{path}.{index}")
+    elif value is not None:
+        yield path, value if isinstance(value, str | int | float | bool) else str(value)
+
+
+def _kind(value: str | int | float | bool) -> str:
+    return {bool: "bool", int: "float64", float: "float64"}.get(type(value), "string")
 
 
 def write_csv(path: Path, columns: Mapping[str, str], rows: Iterable[Row]) -> int:

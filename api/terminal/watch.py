@@ -45,7 +45,7 @@ LINE_EVERY_S = 5.0
 Observer = Callable[[Job], str | None]
 WORDS = ("island", "node group", "region", "state", "node")
 FIGURES = (
-    *("pid", "life", "restarts", "steps/s", "step", "behind", "tokens", "loss"),
+    *("pid", "life", "restarts", "steps/s", "tokens/s", "step", "behind", "tokens", "loss"),
     *("last merge", "merges", "refused", "gap"),
 )
 
@@ -308,6 +308,7 @@ def _figures(island: Island, job: Job, furthest: int) -> tuple[str, ...]:
         str(island.incarnation or "–"),
         str(island.restarts),
         _number(island.steps_per_second, ".2f"),
+        _number(island.tokens_per_second, ",.0f"),
         f"{island.step:,}",
         f"{furthest - island.step:,}" if island.state == "training" else "–",
         f"{island.tokens_total:,}",

@@ -202,6 +202,7 @@ function card(island, job, mayChange, crowded) {
       "dl",
       { class: "facts" },
       fact("Steps/s", rate(island.steps_per_second)),
+      fact("Tokens/s", rate(island.tokens_per_second)),
       fact("Tokens", count(island.tokens_total)),
       fact("Loss", loss(island.loss)),
       fact("Last merge", job.ended_at ? beforeTheEnd(merged) : ago(merged)),

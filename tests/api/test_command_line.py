@@ -192,6 +192,12 @@ def test_wide_lists_say_what_narrow_ones_leave_out_and_json_is_an_output_too(war
         wait_until(lambda: client.job(job).islands[3].incarnation == 2 and client.job(job).islands_training == 4)
     head, *rows = warm.atoll("islands", job, "-o", "wide").splitlines()
     assert head.split()[:4] == ["island", "node", "group", "region"]
+    assert "tokens/s" in head.split()
+    with warm.client() as client:
+        island = client.job(job).islands[0]
+    assert island.steps_per_second is not None
+    tokens_each = island.tokens_total / island.steps_total
+    assert island.tokens_per_second == pytest.approx(island.steps_per_second * tokens_each)
     asia = next(row for row in rows if row.startswith("asia")).split()
     assert asia[:8] == ["asia", "asia", "asia", "training", "asia", "1005", "2", "1"]
     assert "1005" not in warm.atoll("islands", job)

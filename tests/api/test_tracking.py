@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import csv
 import gzip
 import hashlib
 import hmac
@@ -25,11 +26,13 @@ from tensorboardX.proto.event_pb2 import Event
 
 from api import tracker_feed
 from api.client import Client
+from api.run.tables import RESULT_COLUMNS
 from api.tracker_feed import Follower, follow_all, followers_of, read_trackers, run_of
 from api.trackers import TensorBoardSink, TraceSink, WebhookSink, _masked_crc
 from api.tracking import Batch, Mark, Run, Story, TrackerUnavailable
 from orchestrator.errors import ConfigurationError, Conflict
 from tests.api.installation import ROOT, Installation
+from tests.documents import DOCS, blocks
 
 EVERY_S = 0.2
 KILLS = 20
@@ -351,3 +354,32 @@ def test_a_secret_that_is_not_set_is_named(service: Installation, tmp_path: Path
     file.write_text("trackers:\n- {kind: slack, url_env: ATOLL_TEST_SLACK}\n")
     said = service.atoll("track", "--trackers", str(file), code=2)
     assert "The tracker slack needs a secret in the variable ATOLL_TEST_SLACK, which is not set. Set it." in said
+
+
+# ── a sweep ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_page_on_sweeps_does_what_it_says(
+    service: Installation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = (DOCS / "guide" / "compare-a-sweep.md").read_text()
+    submit, in_pandas, _plot = [block.text for block in blocks(page) if block.kind == "python"]
+    (tmp_path / "deploy").symlink_to(ROOT / "deploy")
+    (tmp_path / ".atoll").symlink_to(service.home.path)
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    exec(submit + in_pandas, names)
+    table = names["table"]
+    setting = "training.inner_optimizer.lr"
+    assert [row[setting] for row in table] == [5e-4, 1e-3, 2e-3, 4e-3]
+    assert [row["job"] for row in table] == [job.job for job in names["ended"]]
+    assert {"loss", "tokens_trained", "goodput_ratio"} <= set(names["frame"].columns)
+    assert set(table[0]) == {"job", "state", setting, *RESULT_COLUMNS}
+    assert all(len(curve) > 1 for curve in names["curves"].values())
+    shown = service.atoll("jobs", "--table", "--name", "sweep", "--json")
+    assert json.loads(shown) == table[::-1]
+    service.atoll("jobs", "--table", "--name", "sweep", "--csv", str(tmp_path / "sweep.csv"))
+    rows = list(csv.DictReader((tmp_path / "sweep.csv").open()))
+    assert [float(row[setting]) for row in rows] == [4e-3, 2e-3, 1e-3, 5e-4]
+    said = service.atoll("jobs", table[0]["job"], code=2)
+    assert "has no effect on the list of jobs. Give --table to compare jobs" in said
