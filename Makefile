@@ -59,9 +59,10 @@ parity: $(STAMP)  ## compare logits with transformers on the same checkpoints (i
 	@$(BIN)/python -m tests.parity
 
 TORCH := .cache/torch
-torch-test: $(STAMP)  ## train PyTorch models on CPU islands (installs torch and transformers into an environment of their own)
+torch-test: $(STAMP)  ## train PyTorch models on CPU islands (installs torch, transformers and peft into an environment of their own)
 	@test -x $(TORCH)/bin/python || $(PYTHON) -m venv $(TORCH)
-	@$(TORCH)/bin/python -m pip install --quiet --disable-pip-version-check torch==2.13.0 transformers==5.18.0 peft==0.21.2
+	@$(TORCH)/bin/python -m pip install --quiet --disable-pip-version-check torch==2.13.0 transformers==5.18.0 \
+		peft==0.21.2 bitsandbytes==0.50.2
 	@for folder in $(TORCH)/lib/python3*/site-packages; do \
 		echo "import site; site.addsitedir('$(abspath $(VENV))/lib/$$(basename $$(dirname $$folder))/site-packages')" \
 		>$$folder/atoll.pth; done

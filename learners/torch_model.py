@@ -4,20 +4,36 @@
 
    module(tokens): (batch, length) int64 → (batch, length, vocabulary) logits, or an object with them as ``logits``
 
+Rows that hold several documents are told to transformers' models by ``position_ids``, which begin at 0 in each document: the
+library then masks the attention between documents. Another module gets ``positions`` and ``segments`` (``contract.Batch``).
+
+With ``trainable`` the module's other parameters are frozen, and PEFT adds adapters to its linear layers.
+
 Importing this module raises ConfigurationError where PyTorch is not installed. It knows nothing of steps or devices.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterator, Mapping
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
+from learners.contract import Batch
 from learners.factories import called, guarded
 from learners.island_spec import IslandSpec
-from orchestrator.errors import ConfigurationError, in_words
+from orchestrator.errors import ConfigurationError, InvalidJobSpec, in_words
+from orchestrator.models import trainable
+from orchestrator.models.huggingface.weights import folder_digest
 from orchestrator.parameters.pieces import Role, role_by_name
-from orchestrator.specification.training_sections import INSTALL_TORCH, is_function
+from orchestrator.specification.training_sections import (
+    INSTALL_4_BIT,
+    INSTALL_TORCH,
+    LoraSection,
+    TrainableSection,
+    is_function,
+)
 
 try:
     import torch
@@ -35,20 +51,135 @@ CAUSAL_TOLERANCE = 1e-3
 def module_of(spec: IslandSpec) -> nn.Module:
     """Return a new module on the CPU, as the specification and its seed determine it.
 
-    Raises ConfigurationError if ``trainer.model`` names none.
+    Raises ConfigurationError if ``trainer.model`` names none, InvalidJobSpec if it lacks what is to be trained.
     """
-    name, settings = spec.job.trainer.model or "", spec.job.trainer.settings
+    part = spec.job.trainable
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(spec.job.seed)
-        if not is_function(name):
-            return _of_folder(spec, name, settings)
-        module = called(MODEL, name, spec.document, settings=settings, settings_field="trainer.settings")
+        module = _whole(spec)
+        if part is None:
+            return module
+        if part.base is not None and part.lora is not None:
+            _quantise(module, torch.bfloat16 if spec.job.model.compute_dtype == "bfloat16" else torch.float32)
+        torch.manual_seed(spec.job.seed)  # adapters do not depend on what drew numbers before
+        return _adapted(module, part.lora) if part.lora is not None else _selected(module, part)
+
+
+def _whole(spec: IslandSpec) -> nn.Module:
+    name, settings = spec.job.trainer.model or "", spec.job.trainer.settings
+    if not is_function(name):
+        return _of_folder(spec, name, settings)
+    module = called(MODEL, name, spec.document, settings=settings, settings_field="trainer.settings")
     if not isinstance(module, nn.Module):
         raise ConfigurationError(
             detail=f"{MODEL} {name!r} returned {type(module).__name__}; it must return a torch.nn.Module that maps "
             "tokens to logits."
         )
     return module
+
+
+def _adapted(module: nn.Module, section: LoraSection) -> nn.Module:
+    """Add adapters to the module's layers that the section names, in float32, and freeze everything else."""
+    try:
+        import peft
+    except ImportError as missing:
+        detail = f"trainable.lora is set, but peft cannot be imported here ({missing}). {INSTALL_TORCH}"
+        raise ConfigurationError(detail=detail) from missing
+    matrices = dict(_matrices(module))
+    if problems := tuple(trainable.adapter_problems(section.rank, section.targets, matrices)):
+        raise InvalidJobSpec(problems=problems)
+    config = peft.LoraConfig(
+        r=section.rank,
+        lora_alpha=section.scale * section.rank,
+        target_modules=trainable.selected(section.targets, matrices),
+        lora_dropout=0.0,
+        bias="none",
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PEFT sets fan_in_fan_out for GPT-2's layers itself, and says so
+        adapted: nn.Module = guarded("trainable.lora", peft.inject_adapter_in_model)(config, module)
+    for name, each in adapted.named_parameters():
+        each.requires_grad_("lora_" in name)
+        if each.requires_grad:
+            each.data = each.data.float()
+    return adapted
+
+
+def _matrices(module: nn.Module) -> Iterator[tuple[str, tuple[int, int]]]:
+    """Yield inputs and outputs of the linear layers, by the module's name: transformers' of GPT-2, too; not the head's."""
+    head = module.get_output_embeddings() if hasattr(module, "get_output_embeddings") else None
+    for name, each in module.named_modules():
+        if isinstance(each, nn.Linear) and each is not head:
+            yield name, (each.in_features, each.out_features)
+        elif type(each).__name__ == "Conv1D" and hasattr(each, "nf"):
+            yield name, (each.nx, each.nf)
+
+
+def _quantise(module: nn.Module, compute_dtype: torch.dtype) -> None:
+    """Hold the matrices of the module's linear layers in four bits (NF4), except those of the head. Norms stay as they are.
+
+    Source: QLoRA, arXiv:2305.14314.
+    """
+    try:
+        import bitsandbytes
+    except ImportError as missing:
+        detail = f"trainable.base is nf4, but bitsandbytes cannot be imported here ({missing}). {INSTALL_4_BIT}"
+        raise ConfigurationError(detail=detail) from missing
+    layers = {
+        name: each for name in dict(_matrices(module)) if isinstance(each := module.get_submodule(name), nn.Linear)
+    }
+    if not layers:
+        detail = "trainable.base is nf4, but the model has no layers of torch.nn.Linear besides its head. Leave it out."
+        raise ConfigurationError(detail=detail)
+    for name, each in layers.items():
+        quantised = bitsandbytes.nn.Linear4bit(
+            each.in_features, each.out_features, bias=False, compute_dtype=compute_dtype, quant_type="nf4"
+        )
+        quantised.weight = bitsandbytes.nn.Params4bit(each.weight.data, requires_grad=False, quant_type="nf4")
+        quantised.bias = each.bias
+        # otherwise the first evaluation packs the weights anew for a kernel that only some CPUs and sizes have
+        quantised.support_avx512bf16_for_cpu = False
+        module.set_submodule(name, quantised.to("cpu"))  # which quantises
+
+
+def _selected(module: nn.Module, section: TrainableSection) -> nn.Module:
+    """Freeze the parameters whose names match no pattern of the section."""
+    names = [name for name, _ in module.named_parameters()]
+    if problems := tuple(trainable.pattern_problems(section.only, names)):
+        raise InvalidJobSpec(problems=problems)
+    wanted = set(trainable.trained(section.only, names))
+    for name, each in module.named_parameters():
+        each.requires_grad_(name in wanted)
+    return module
+
+
+def merged(spec: IslandSpec, arrays: Mapping[str, Any]) -> dict[str, Any]:
+    """Return all parameters of the job's model with these trained ones, adapters merged, as arrays by name."""
+    module = module_of(spec)
+    own = trained_parameters(module)
+    if own.keys() != arrays.keys():
+        raise ConfigurationError(detail="The parameters are not those that the job's specification trains.")
+    with torch.no_grad():
+        for name, each in own.items():
+            each.copy_(torch.from_numpy(arrays[name]))
+        for each in module.modules():
+            if hasattr(each, "lora_A"):
+                each.merge()
+    return {
+        name.replace(".base_layer.", "."): each.detach().float().numpy()
+        for name, each in module.named_parameters()
+        if ".lora_" not in name
+    }
+
+
+def hold_frozen_in(module: nn.Module, dtype: torch.dtype) -> None:
+    """Hold the frozen matrices of linear layers in the type to which the computation casts them anyway."""
+    shared = {id(each.weight) for each in module.modules() if isinstance(each, nn.Embedding)}
+    for each in module.modules():
+        if not isinstance(each, nn.Linear) or id(each.weight) in shared:
+            continue
+        if each.weight.dtype == torch.float32 and not any(own.requires_grad for own in each.parameters(recurse=False)):
+            each.to(dtype)
 
 
 def _of_folder(spec: IslandSpec, folder: str, settings: Mapping[str, Any]) -> nn.Module:
@@ -64,6 +195,11 @@ def _of_folder(spec: IslandSpec, folder: str, settings: Mapping[str, Any]) -> nn
         raise ConfigurationError(detail=f"{MODEL} {folder} is no folder. Copy the model to this path on every node.")
     for file in place.iterdir():
         spec.roots.data_file(f"{folder.rstrip('/')}/{file.name}").real()
+    if (digest := spec.job.model.weights_digest) is not None and (here := folder_digest(folder, spec.roots)) != digest:
+        raise ConfigurationError(
+            detail=f"{MODEL} {folder} has the digest {here} here, but {digest} where the job was submitted. Copy the same "
+            "files to that path on every machine: what is trained only fits those weights."
+        )
     transformers.utils.logging.disable_progress_bar()
     try:
         return _loaded(transformers, place, folder, settings)
@@ -162,6 +298,44 @@ def require_causal(module: nn.Module) -> int:
     return int(one.shape[-1])
 
 
+def documents_of(module: nn.Module, inputs: Batch) -> dict[str, torch.Tensor]:
+    """Return the keywords that tell the module which tokens of a row are one document."""
+    if inputs.segments is None:
+        return {}
+    if "position_ids" in signature(module.forward).parameters:
+        return {"position_ids": inputs.positions}
+    return {"positions": inputs.positions, "segments": inputs.segments}
+
+
+def require_documents(module: nn.Module) -> None:
+    """Raise ConfigurationError unless a document's logits are the same alone and behind another one in its row."""
+    named = signature(module.forward).parameters
+    if "position_ids" not in named and not {"positions", "segments"} <= named.keys():
+        raise ConfigurationError(
+            detail=f"data.format is chat, but the forward of the module of {MODEL} has no parameters positions and "
+            "segments. Add them, and let a token see only its own segment."
+        )
+    was_training = module.training
+    module.eval()
+    run = guarded(f"the model of {MODEL}", lambda row: logits_of(module(row.tokens, **documents_of(module, row))))
+    first, second = torch.tensor([[0, 1, 1]]), torch.tensor([[1, 0, 1, 0]])
+    of_first, of_second = torch.ones_like(first), torch.ones_like(second)
+    row = Batch(
+        torch.cat((first, second), 1),
+        segments=torch.cat((of_first, 2 * of_second), 1),
+        positions=torch.cat((of_first.cumsum(1) - 1, of_second.cumsum(1) - 1), 1),
+    )
+    alone = Batch(second, segments=of_second, positions=of_second.cumsum(1) - 1)
+    with torch.no_grad():
+        packed, expected = run(row).float()[:, first.shape[1] :], run(alone).float()
+    module.train(was_training)
+    if float((packed - expected).abs().max()) > CAUSAL_TOLERANCE * max(1.0, float(expected.abs().max())):
+        raise ConfigurationError(
+            detail=f"data.format is chat, but a document's logits from the model of {MODEL} change with the document before "
+            "it in its row. Mask the attention between segments, or use a model of transformers that does, by position_ids."
+        )
+
+
 def logits_of(result: Any) -> torch.Tensor:
     logits = getattr(result, "logits", result)
     if not isinstance(logits, torch.Tensor):
@@ -172,9 +346,18 @@ def logits_of(result: Any) -> torch.Tensor:
     return logits
 
 
-def cross_entropy(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Return the mean loss in nats per token."""
-    return nn.functional.cross_entropy(logits.float().flatten(0, 1), targets.flatten())
+def losses_of(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Return the loss of each target in nats."""
+    each = nn.functional.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), reduction="none")
+    return each.view(targets.shape)
+
+
+def weighted_mean(values: torch.Tensor, weights: torch.Tensor | None) -> torch.Tensor:
+    """Return Σ w·x / Σ w, 0 if all weights are 0; without weights the plain mean."""
+    if weights is None:
+        return values.mean()
+    total = weights.sum()
+    return (weights * values).sum() / torch.where(total > 0, total, 1.0)
 
 
 def auxiliary_of(result: Any, module: nn.Module) -> Any:

@@ -21,6 +21,7 @@ import math
 import os
 from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
+from operator import itemgetter
 from typing import Any
 
 import ml_dtypes
@@ -28,7 +29,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from learners.contract import Arrays, HeldOutLoss, HostCopy, StepResult
+from learners.contract import Arrays, Batch, HeldOutLoss, HostCopy, StepResult
 from learners.factories import called, guarded, imported
 from learners.island_spec import Document, IslandSpec
 from learners.optimizer_settings import learning_rate, settings_of
@@ -38,12 +39,16 @@ from learners.torch_model import (
     MODEL,
     auxiliary_of,
     checkpoint_activations,
-    cross_entropy,
+    documents_of,
+    hold_frozen_in,
     logits_of,
+    losses_of,
     module_of,
     require_causal,
+    require_documents,
     roles_of,
     trained_parameters,
+    weighted_mean,
 )
 from orchestrator.errors import ConfigurationError, DataError
 from orchestrator.parameters.pieces import Roles, joined, piece_named, taken
@@ -76,15 +81,14 @@ class TorchTrainer:
         self._module = module_of(spec)
         self._parameters = trained_parameters(self._module)
         self._roles = roles_of(self._module, self._parameters)
-        if spec.job.data.format == "chat":
-            detail = "data.format is chat, which the torch trainer does not read yet. Use the built-in trainer."
-            raise ConfigurationError(detail=detail)
         self._text = Text(spec, require_causal(self._module))
+        if spec.job.data.format == "chat":
+            require_documents(self._module)
         self._device = torch.device("cpu" if _is_on_cpu() else "cuda")
         self._optimizers: list[torch.optim.Optimizer] = []
         self._first_rates: list[list[float]] = []
         self._group_numbers: list[dict[str, Any]] = []
-        self._trained = False
+        self._prepared = self._trained = False
         self._checked_module: Callable[[torch.Tensor], Any] = guarded(
             f"the model of {MODEL} {spec.job.trainer.model!r}", self._module, FAULTS
         )
@@ -109,8 +113,9 @@ class TorchTrainer:
     def warm_up(self) -> None:
         """Compute one gradient of zeros, which loads libraries and shows what the model cannot do; read the first text."""
         self._allocate()
+        batch = self._batch()
         before = {name: buffer.clone() for name, buffer in self._persistent_buffers()}
-        self._backward(np.zeros(self._batch_shape, np.int32))
+        self._backward(Batch.of(batch).mapped(np.zeros_like))
         self._forget_gradients()
         for name, buffer in self._persistent_buffers():
             if not torch.equal(buffer, before[name]):
@@ -118,18 +123,20 @@ class TorchTrainer:
                     detail=f"{MODEL} {self._spec.job.trainer.model!r} has the buffer {name}, which training changes: "
                     "islands merge only parameters. Use layers without running statistics, such as LayerNorm."
                 )
-        self._batch()
 
     def trace(self) -> None:
         """Compute a gradient of one sequence, which shows what the model cannot do. Nothing is trained."""
         self._prepare_module()
-        self._backward(np.zeros((1, self._batch_shape[1]), np.int32), accumulation=1)
+        tokens = np.zeros((1, self._spec.job.data.sequence_length + 1), np.int32)
+        documents = (np.ones_like(tokens), np.arange(tokens.size, dtype=np.int32)[None])
+        is_chat = self._spec.job.data.format == "chat"
+        self._backward(Batch(tokens, np.ones(tokens.shape, np.float32), *documents) if is_chat else tokens, 1)
         self._forget_gradients()
         optimizers_of(self._inner, self._parameters, self._roles)
 
     def step(self, schedule_step: int, lr_ratio: float = 1.0) -> StepResult:
         self._allocate()
-        tokens = self._batch()
+        batch = self._batch()
         fraction = learning_rate(self._inner, self._spec.job.horizon_steps, schedule_step) / self._inner.lr * lr_ratio
         for optimizer, rates in zip(self._optimizers, self._first_rates, strict=True):
             for group, rate in zip(optimizer.param_groups, rates, strict=True):
@@ -137,7 +144,7 @@ class TorchTrainer:
         # dropout depends on the place in the data, so that an island that comes back draws the same
         place = (self._spec.job.seed, self._shard_index, self._cursor)
         torch.manual_seed(int(np.random.SeedSequence(place).generate_state(1, np.uint64)[0] >> 1))
-        loss = self._backward(tokens)
+        loss = self._backward(batch)
         if self._inner.clip_norm is not None:
             nn.utils.clip_grad_norm_(self._parameters.values(), self._inner.clip_norm)
         for optimizer in self._optimizers:
@@ -149,7 +156,7 @@ class TorchTrainer:
             self._trained = True
             self._named_state()  # refuses an optimizer whose state cannot travel
         self._cursor += 1
-        return StepResult(tokens.shape[0] * (tokens.shape[1] - 1), loss, self._text.flaws())
+        return StepResult(math.prod(Batch.of(batch).targets.shape), loss, self._text.flaws())
 
     def snapshot(self, pieces: Iterable[str]) -> DeviceCopy:
         return DeviceCopy({name: tensor.detach().clone() for name, tensor in taken(self._parameters, pieces).items()})
@@ -232,12 +239,14 @@ class TorchTrainer:
             raise DataError(detail=f"{', '.join(missing[:3])} are missing, so the model cannot be measured.")
         self._module.eval()
 
-        def loss_of(tokens: np.ndarray) -> float:
+        def loss_of(tokens: np.ndarray | Batch) -> float:
             with torch.no_grad():
-                inputs, targets = self._on_device(tokens)
+                batch = self._on_device(tokens)
+                inputs = batch.inputs
+                named = documents_of(self._module, inputs)
                 with self._computing():
-                    result = torch.func.functional_call(self._module, tensors, (inputs,))
-                return float(cross_entropy(logits_of(result), targets))
+                    result = torch.func.functional_call(self._module, tensors, (inputs.tokens,), named)
+                return float(weighted_mean(losses_of(logits_of(result), batch.targets), batch.target_weights))
 
         return self._text.measure(loss_of, min(EVALUATION_BATCH_MAX, self._spec.batch_size), limit_s)
 
@@ -246,13 +255,13 @@ class TorchTrainer:
 
     # ── helpers ───────────────────────────────────────────────────────────────────────────────────────────────────
 
-    @property
-    def _batch_shape(self) -> tuple[int, int]:
-        return self._spec.batch_size, self._spec.job.data.sequence_length + 1
-
     def _prepare_module(self) -> None:
-        if next(iter(self._parameters.values())).device.type != self._device.type:
-            self._module.to(self._device)  # parameters stay the same objects
+        if self._prepared:
+            return
+        self._prepared = True
+        if self._model.compute_dtype == "bfloat16" and self._spec.job.trainable is not None:
+            hold_frozen_in(self._module, torch.bfloat16)
+        self._module.to(self._device)  # parameters stay the same objects
 
     def _allocate(self) -> None:
         if self._optimizers:
@@ -265,23 +274,28 @@ class TorchTrainer:
         self._first_rates = [[float(group["lr"]) for group in each] for each in groups]
         self._group_numbers = [_numbers_of(group) for each in groups for group in each]
 
-    def _backward(self, tokens: np.ndarray, accumulation: int | None = None) -> float:
+    def _backward(self, tokens: np.ndarray | Batch, accumulation: int | None = None) -> float:
         """Add the gradient of the batch's objective to the parameters' gradients, and return its plain loss."""
         count = self._spec.accumulation if accumulation is None else accumulation
         self._module.train()
+        whole = self._on_device(tokens)
+        of_all = whole.target_weights
         total = 0.0
         for first in range(count):  # as in JAX: sequences a, a + A, … are microbatch a
-            inputs, targets = self._on_device(tokens[first::count])
+            part = whole.mapped(itemgetter(slice(first, None, count)))
+            inputs, weights = part.inputs, part.target_weights
             with self._computing():
-                result = self._checked_module(inputs)
+                result = self._checked_module(inputs.tokens, **documents_of(self._module, inputs))
             logits = logits_of(result)
-            loss = cross_entropy(logits, targets)
+            loss = weighted_mean(losses_of(logits, part.targets), weights)
             objective = loss + auxiliary_of(result, self._module)
             if z_loss := self._spec.job.training.z_loss:
-                objective = objective + z_loss * torch.logsumexp(logits.float(), -1).square().mean()
-            (objective / count).backward()
-            total += float(loss.detach())
-        return total / count
+                squares = torch.logsumexp(logits.float(), -1).square()
+                objective = objective + z_loss * weighted_mean(squares, weights)
+            share = 1 / count if of_all is None or count == 1 else float(weights.sum() / of_all.sum().clamp(min=1e-30))
+            (share * objective).backward()
+            total += share * float(loss.detach())
+        return total
 
     def _forget_gradients(self) -> None:
         self._module.zero_grad(set_to_none=True)
@@ -289,15 +303,19 @@ class TorchTrainer:
     def _computing(self) -> Any:
         return torch.autocast(self._device.type, torch.bfloat16, enabled=self._model.compute_dtype == "bfloat16")
 
-    def _on_device(self, tokens: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return a batch's inputs and targets on the device."""
-        placed = torch.from_numpy(np.ascontiguousarray(tokens)).to(self._device, torch.int64)
-        return placed[:, :-1], placed[:, 1:]
+    def _on_device(self, tokens: np.ndarray | Batch) -> Batch:
+        """Return the batch on the device. PyTorch wants tokens and positions in int64."""
 
-    def _batch(self) -> np.ndarray:
+        def placed(array: np.ndarray) -> torch.Tensor:
+            dtype = torch.int64 if array.dtype.kind in "iu" else torch.float32
+            return torch.from_numpy(np.ascontiguousarray(array)).to(self._device, dtype)
+
+        return Batch.of(tokens).mapped(placed)
+
+    def _batch(self) -> np.ndarray | Batch:
         if self._draw is None:
             self._draw = self._text.draw(self._shard_index, self._shard_count)
-        batch: np.ndarray = self._draw(self._cursor)
+        batch: np.ndarray | Batch = self._draw(self._cursor)
         return batch
 
     def _piece(self, name: str, array: np.ndarray) -> torch.Tensor:

@@ -179,6 +179,17 @@ def _base_of(spec: dict[str, Any], parameters: Path, folder: Path | None) -> Any
     return files.read_header(lambda: drawn.open("rb"))
 
 
+def merged_in_torch(spec: dict[str, Any], parameters: Path, base: Path | None) -> tuple[dict[str, Any], Path]:
+    """Return the specification and the parameters of a torch job as if it had trained its whole model."""
+    if base is not None:
+        spec = {**spec, "trainer": {**spec["trainer"], "model": str(base.absolute())}}
+    spec = {**spec, "trainable": {**spec["trainable"], "base": None}}  # merged into what was quantised
+    described_in, merged = parameters.with_name("spec.json"), parameters.with_name("merged")
+    described_in.write_text(json.dumps({"spec": spec, "parameters": str(parameters)}))
+    _run_writer("merged", described_in, merged)
+    return {**spec, "trainable": None}, merged
+
+
 def _write_for_transformers(
     client: Client,
     job: str,
@@ -202,7 +213,11 @@ def _write_for_transformers(
         except RequestError as error:
             notes.append(f"The export has no tokenizer: {error}")
     origin = _origin_of(client, job, parameters, notes)
-    whole = None if spec.get("trainable") is None else _base_of(spec, parameters, base)
+    whole = None
+    if spec.get("trainable") is not None and isinstance(spec["trainer"], dict):
+        spec, parameters = merged_in_torch(spec, parameters, base)
+    elif spec.get("trainable") is not None:
+        whole = _base_of(spec, parameters, base)
     notes += huggingface.write(
         parameters, draft, spec, tokenizer if tokenizer.exists() else None, origin, whole, **settings
     )

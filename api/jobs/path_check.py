@@ -45,7 +45,7 @@ from orchestrator.specification.bounds import BYTE_COUNT, BYTES
 from orchestrator.specification.config import JobSpec, too_many_entries
 from orchestrator.specification.memory_budget import has_frozen
 from orchestrator.specification.sections import IslandsSection
-from orchestrator.specification.training_sections import INSTALL_TORCH, TrainerSection
+from orchestrator.specification.training_sections import INSTALL_4_BIT, INSTALL_TORCH, TrainableSection, TrainerSection
 from orchestrator.specification.validation import closest
 from orchestrator.status import NodeGroupRecord, UnseenFile
 from orchestrator.system.plain import brief, some_of
@@ -252,7 +252,7 @@ def with_described_model(document: Mapping[str, Any], roots: AllowedRoots) -> Ma
 def weights_problems(spec: JobSpec, roots: AllowedRoots) -> tuple[Problem, ...]:
     """Return the problems of ``model.initial_weights``: their folder, or weights of another model."""
     if spec.trainer.kind == "torch":
-        return tuple(_torch_problems(spec.trainer, roots))
+        return tuple(_torch_problems(spec.trainer, spec.trainable, roots))
     if spec.model.initial_weights is None:
         return ()
     # brings NumPy, which the service needs for nothing else
@@ -267,12 +267,17 @@ def with_weights_digest(spec: JobSpec, roots: AllowedRoots) -> JobSpec:
     Weights that cannot be read are not reported here, but by ``weights_problems``.
     """
     section, network = spec.model, spec.model.network
-    if not has_frozen(spec) or section.initial_weights is None or not isinstance(network, DecoderSection):
+    if not has_frozen(spec):
         return spec
-    from orchestrator.models.huggingface.weights import Weights  # brings NumPy
+    from orchestrator.models.huggingface.weights import Weights, folder_digest  # bring NumPy
 
     try:
-        digest = Weights(network, section.initial_weights, roots).digest()
+        if spec.trainer.folder is not None:
+            digest = folder_digest(spec.trainer.folder, roots)
+        elif section.initial_weights is not None and isinstance(network, DecoderSection):
+            digest = Weights(network, section.initial_weights, roots).digest()
+        else:
+            return spec
     except UnfitWeights:
         return spec
     if section.weights_digest not in (None, digest):
@@ -281,13 +286,17 @@ def with_weights_digest(spec: JobSpec, roots: AllowedRoots) -> JobSpec:
     return spec.model_copy(update={"model": section.model_copy(update={"weights_digest": digest})})
 
 
-def _torch_problems(trainer: TrainerSection, roots: AllowedRoots) -> Iterator[Problem]:
+def _torch_problems(trainer: TrainerSection, part: TrainableSection | None, roots: AllowedRoots) -> Iterator[Problem]:
     """Yield the problems of a torch trainer that the service can see: of its libraries, and of its model's folder."""
     folder = trainer.folder
-    for library in ("torch", *(() if folder is None else ("transformers",))):
+    needed = {"torch": True, "transformers": folder is not None, "peft": part is not None and part.lora is not None}
+    for library in (name for name, is_needed in needed.items() if is_needed):
         if importlib.util.find_spec(library) is None:
             message = f"is torch, but {library} is not installed beside the service, which creates version 0."
             yield Problem("trainer.kind", message, INSTALL_TORCH)
+    if part is not None and part.base is not None and importlib.util.find_spec("bitsandbytes") is None:
+        message = f"is {part.base}, but bitsandbytes is not installed beside the service, which creates version 0."
+        yield Problem("trainable.base", message, INSTALL_4_BIT)
     if folder is None:
         return
     from orchestrator.models.huggingface import files, origin  # bring NumPy

@@ -151,6 +151,19 @@ def host_problems(entry: str, mesh: Mapping[str, Any], host_count: int, devices_
     )
 
 
+def torch_problems(entry: str, hosts: int, accelerators: int, accelerator: str) -> Iterable[Problem]:
+    """Yield the problems of an island that one process trains in PyTorch, on one device."""
+    if hosts > 1:
+        message = f"is {hosts}, but trainer.kind is torch, whose islands are one process."
+        yield Problem(f"{entry}.hosts", message, "Set it to 1, and use more islands.")
+    if accelerators > 1:
+        message = f"is {accelerators}, but trainer.kind is torch, whose islands use one GPU."
+        yield Problem(f"{entry}.accelerators", message, "Set it to 1, and use more islands.")
+    if accelerator == "tpu":
+        message = "is tpu, but trainer.kind is torch, which trains on GPUs and CPUs."
+        yield Problem(f"{entry}.accelerator", message, "Use gpu or cpu, or a model in JAX.")
+
+
 def split(shape: Shape, dimensions: Sequence[str | None], lengths: AxisLengths) -> Dimensions:
     """Return the mesh axis along which each dimension is split. An axis that does not divide its dimension is left out."""
     along: list[str | None] = [None] * len(shape)

@@ -17,6 +17,7 @@ from orchestrator.models import trainable
 from orchestrator.models.decoder import DecoderSection, VocabularySize
 from orchestrator.models.presets import DECODERS, PLAIN, Architecture, PresetName
 from orchestrator.models.trainable import ALL_LINEAR
+from orchestrator.specification import device_mesh
 from orchestrator.specification.bounds import (
     FUNCTION,
     AdapterAlpha,
@@ -50,11 +51,12 @@ from orchestrator.system.plain import brief
 from orchestrator.text.text_records import CONVERSATION, PREFERENCE
 
 BUILT_IN_TRAINER = "learners.jax_trainer:create"
-TRAINERS_OF_PARTS = (BUILT_IN_TRAINER,)
-"""The trainers that obey ``trainable``."""
 SYNTHETIC_TRAINER = "learners.synthetic:create"
 TORCH_TRAINER = "learners.torch_trainer:create"
+TRAINERS_OF_PARTS = (BUILT_IN_TRAINER, TORCH_TRAINER)
+"""The trainers that obey ``trainable``."""
 INSTALL_TORCH = "Install it on every node: pip install 'atoll[torch]'."
+INSTALL_4_BIT = "Install it on every node, pip install bitsandbytes, or leave trainable.base out."
 FILES_MAX = 10_000
 """Of a data set: an island opens each to count its lines. More are fewer files if they are put together."""
 SOURCES_MAX = 64
@@ -145,9 +147,9 @@ class LoraSection(Section):
 class TrainableSection(Section):
     """The part of the model that is trained: adapters (``lora``), or the tensors whose names match ``only``. Set one.
 
-    Everything else is frozen. Each island reads it from ``model.initial_weights`` on its own node, which must have the files
-    that the service has (``model.weights_digest``), or draws it from the seed if the job has none. It never travels: merges,
-    checkpoints and states contain what is trained.
+    Everything else is frozen. Each island reads it from ``model.initial_weights``, or ``trainer.model`` of kind torch, on
+    its own node, which must have the files that the service has (``model.weights_digest``), or draws it from the seed if the
+    job has none. It never travels: merges, checkpoints and states contain what is trained.
     """
 
     lora: LoraSection | None = None
@@ -155,18 +157,29 @@ class TrainableSection(Section):
         default=(), description="patterns of tensor names, with ``*`` and ``?``"
     )
 
+    base: Literal["nf4"] | None = Field(
+        default=None,
+        description="for kind: torch; nf4 holds the frozen matrices of linear layers in 4 bits; if absent, the type of "
+        "computation does",
+    )
+
     @model_validator(mode="after")
     def _one_part(self) -> TrainableSection:
         if (self.lora is None) == (not self.only):
             raise ValueError("needs exactly one of lora and only; give one of the two")
+        if self.base is not None and self.lora is None:
+            raise ValueError("has base, which is for adapters; leave it out, or set lora instead of only")
         return self
 
     def problems_of(self, trainer: str, network: Architecture | DecoderSection | None) -> Iterator[Problem]:
-        """Yield the problems with this trainer and model. The tensors of a package's model (None) are unknown here."""
+        """Yield the problems with this trainer and model. Tensors of a package (None) or of PyTorch are unknown here."""
         if trainer not in TRAINERS_OF_PARTS:
             message = f"is set, but the trainer {trainer} ignores it: it would train the whole model."
-            yield Problem("trainable", message, "Leave it out, or use a trainer that trains a part: the built-in one.")
-        elif network is not None:
+            yield Problem("trainable", message, "Leave it out, or use the built-in trainer, or kind: torch.")
+        elif self.base is not None and trainer != TORCH_TRAINER:
+            message = f"is {self.base}, but the trainer holds frozen weights in the type of computation."
+            yield Problem("trainable.base", message, "Leave it out, or use trainer.kind torch.")
+        elif network is not None and trainer == BUILT_IN_TRAINER:
             yield from self.problems_with(network.matrices, network.shapes)
 
     def problems_with(
@@ -584,17 +597,4 @@ def torch_problems(
         remedy = "Use one of these, or a factory such as torch.optim:Adafactor."
         yield Problem("training.inner_optimizer.kind", message, remedy)
     for index, entry in enumerate(islands):
-        yield from _torch_island_problems(f"islands.{index}", entry.hosts, entry.accelerators, entry.accelerator)
-
-
-def _torch_island_problems(entry: str, hosts: int, accelerators: int, accelerator: str) -> Iterator[Problem]:
-    """Yield the problems of an island that one process trains in PyTorch, on one device."""
-    if hosts > 1:
-        message = f"is {hosts}, but trainer.kind is torch, whose islands are one process."
-        yield Problem(f"{entry}.hosts", message, "Set it to 1, and use more islands.")
-    if accelerators > 1:
-        message = f"is {accelerators}, but trainer.kind is torch, whose islands use one GPU."
-        yield Problem(f"{entry}.accelerators", message, "Set it to 1, and use more islands.")
-    if accelerator == "tpu":
-        message = "is tpu, but trainer.kind is torch, which trains on GPUs and CPUs."
-        yield Problem(f"{entry}.accelerator", message, "Use gpu or cpu, or a model in JAX.")
+        yield from device_mesh.torch_problems(f"islands.{index}", entry.hosts, entry.accelerators, entry.accelerator)

@@ -25,10 +25,11 @@ from orchestrator.models.huggingface.files import TensorFile
 from orchestrator.models.huggingface.layout import Sources, sources_of
 from orchestrator.models.huggingface.origin import CONFIG, Origin
 from orchestrator.models.trainable import NOT_LINEAR, A, B, selected
-from orchestrator.specification.training_sections import LoraSection, ModelSection, TrainableSection
+from orchestrator.specification.training_sections import LoraSection, ModelSection, TrainableSection, TrainerSection
 
 ADAPTER_CONFIG, ADAPTER_MODEL = "adapter_config.json", "adapter_model.safetensors"
-PREFIX = "base_model.model."
+PREFIX, OF_DEFAULT = "base_model.model.", ".default."
+"""What PEFT writes before a tensor's name, and leaves out of it: the adapter's own name."""
 MERGED = "Export it merged, with --format huggingface."
 
 
@@ -66,9 +67,13 @@ def not_of_peft(spec: Mapping[str, Any], origin: Origin | None) -> UnfitWeights 
     """Return why PEFT cannot load the adapters of a job; None if it can."""
     part = spec.get("trainable")
     lora = None if part is None else TrainableSection.model_validate(part).lora
-    section = ModelSection.model_validate(spec["model"])
+    section, trainer = ModelSection.model_validate(spec["model"]), TrainerSection.model_validate(spec["trainer"])
     remedy = MERGED
-    if lora is None:
+    if lora is not None and trainer.kind == "torch":
+        if trainer.folder is not None:
+            return None
+        what, remedy = f"its base is of trainer.model {trainer.model}", "Export it as safetensors."
+    elif lora is None:
         what = f"it trains {'the whole model' if part is None else 'some of its tensors'}, and no adapters"
     elif not isinstance(section.network, DecoderSection):
         what, remedy = "transformers has no model like its base", "Export it as safetensors or orbax."
@@ -100,6 +105,9 @@ def write(source: Path, folder: Path, spec: Mapping[str, Any], origin: Origin | 
         raise problem
     section, model = TrainableSection.model_validate(spec["trainable"]), ModelSection.model_validate(spec["model"])
     network, lora = model.network, section.lora
+    trainer = TrainerSection.model_validate(spec["trainer"])
+    if lora is not None and trainer.folder is not None:
+        return _write_of_torch(source, folder, lora, trainer.folder)
     assert isinstance(network, DecoderSection), "otherwise there is a problem"
     assert lora is not None, "otherwise there is a problem"
     own = files.read_header(lambda: source.open("rb"))
@@ -128,6 +136,18 @@ def write(source: Path, folder: Path, spec: Mapping[str, Any], origin: Origin | 
     document = configuration_of(lora, sorted(ends), str(model.initial_weights))
     (folder / ADAPTER_CONFIG).write_text(json.dumps(document, indent=2) + "\n")
     return [f"peft can load it on top of {model.initial_weights}."]
+
+
+def _write_of_torch(source: Path, folder: Path, lora: LoraSection, base: str) -> list[str]:
+    """Write the adapters of a torch trainer, which PEFT itself has made: only the adapter's own name is left out."""
+    own = files.read_header(lambda: source.open("rb"))
+    names = {f"{PREFIX}{name.replace(OF_DEFAULT, '.')}": name for name in own.entries}
+    with (folder / ADAPTER_MODEL).open("xb") as out:
+        shapes = {theirs: own.entries[name].shape for theirs, name in names.items()}
+        files.write(out, shapes, map(own.read, names.values()))
+    modules = sorted({name.partition(".lora_")[0] for name in own.entries})
+    (folder / ADAPTER_CONFIG).write_text(json.dumps(configuration_of(lora, modules, base), indent=2) + "\n")
+    return [f"peft can load it on top of {base}."]
 
 
 def _sources_of(network: DecoderSection, origin: Origin | None) -> dict[str, Sources]:

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -82,7 +82,7 @@ def write(
         raise problem
     trainer = TrainerSection.model_validate(spec["trainer"])
     if trainer.folder is not None:
-        return _write_as_found(source, folder, trainer, spec["data"], tokenizer_path, origin)
+        return _write_as_found(source, folder, trainer, spec["data"], tokenizer_path, origin, dtype, shard_bytes)
     network = ModelSection.model_validate(spec["model"]).network
     assert isinstance(network, DecoderSection), "otherwise there is a problem"
     data, file = spec["data"], None
@@ -103,18 +103,7 @@ def write(
         raise DataError(detail=f"{source} does not have the tensors of the model that its specification describes.")
     sources = sources_of(network, document["model_type"])
     tensors = {name: each.shape for each in sources.values() for name in each.names.values()}
-    item_bytes = np.dtype(files.TYPES[DTYPES[dtype]]).itemsize
-    sizes = {name: item_bytes * math.prod(shape) for name, shape in tensors.items()}
-    named = _files(sizes, shard_bytes)
-    for file_name, names in named.items():
-        with (folder / file_name).open("xb") as out:
-            files.write(out, {name: tensors[name] for name in names}, _values(whole, sources, names), DTYPES[dtype])
-    if WHOLE not in named:
-        index = {
-            "metadata": {"total_size": sum(sizes.values())},
-            "weight_map": {name: file_name for file_name, names in named.items() for name in names},
-        }
-        (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n")
+    _write_tensors(folder, tensors, lambda names: _values(whole, sources, names), dtype, shard_bytes)
     document["torch_dtype"] = dtype
     (folder / "config.json").write_text(json.dumps(document, indent=2) + "\n")
     for name, content in special.files.items():
@@ -131,6 +120,8 @@ def _write_as_found(
     data: Mapping[str, Any],
     tokenizer_path: Path | None,
     origin: Origin | None,
+    dtype: str,
+    shard_bytes: float,
 ) -> list[str]:
     """Write a torch trainer's model, which keeps the names and the ``config.json`` of the folder that it was loaded from."""
     if origin is None:
@@ -140,17 +131,37 @@ def _write_as_found(
         )
     file = None if tokenizer_path is None else read_tokenizer(EVERYTHING, str(tokenizer_path.absolute()))
     special, notes = special_tokens_of(file, data, origin)
-    document = {**origin.mapping(CONFIG), **trainer.settings, **special.ids, "dtype": "float32"}
+    document = {**origin.mapping(CONFIG), **trainer.settings, **special.ids, "dtype": dtype}
     document.pop("torch_dtype", None)
     own = files.read_header(lambda: source.open("rb"))
-    with (folder / WHOLE).open("xb") as out:
-        files.write(
-            out, {name: entry.shape for name, entry in own.entries.items()}, (own.read(name) for name in own.entries)
-        )
+    shapes = {name: entry.shape for name, entry in own.entries.items()}
+    _write_tensors(folder, shapes, lambda names: map(own.read, names), dtype, shard_bytes)
     (folder / "config.json").write_text(json.dumps(document, indent=2) + "\n")
     for name, content in special.files.items():
         (folder / name).write_bytes(content)
     return notes
+
+
+def _write_tensors(
+    folder: Path,
+    shapes: Mapping[str, tuple[int, ...]],
+    values_of: Callable[[Sequence[str]], Iterable[NDArray[np.float32]]],
+    dtype: str,
+    shard_bytes: float,
+) -> None:
+    """Write the tensors to one file, or to several with an index."""
+    item_bytes = np.dtype(files.TYPES[DTYPES[dtype]]).itemsize
+    sizes = {name: item_bytes * math.prod(shape) for name, shape in shapes.items()}
+    named = _files(sizes, shard_bytes)
+    for file_name, names in named.items():
+        with (folder / file_name).open("xb") as out:
+            files.write(out, {name: shapes[name] for name in names}, values_of(names), DTYPES[dtype])
+    if WHOLE not in named:
+        index = {
+            "metadata": {"total_size": sum(sizes.values())},
+            "weight_map": {name: file_name for file_name, names in named.items() for name in names},
+        }
+        (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n")
 
 
 def not_of_transformers(spec: Mapping[str, Any]) -> UnfitWeights | None:

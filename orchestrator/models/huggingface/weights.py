@@ -112,15 +112,7 @@ class Weights:
 
     def digest(self) -> str:
         """Return what tells these weights from others: of names, types, shapes and values (``TensorFile.sampled``)."""
-        digest = blake2b(digest_size=16)
-        try:
-            for name, source in sorted(self._tensors.items()):
-                digest.update(json.dumps([name, source.entry.dtype, *source.entry.shape]).encode())
-                for block in source.file.sampled(source.name):
-                    digest.update(block)
-        except (OSError, DataError) as error:
-            raise _unreadable(self._folder, error) from error
-        return digest.hexdigest()
+        return _digest_of(self._tensors, self._folder)
 
     def taken(self, pieces: Iterable[str] | None = None) -> dict[str, NDArray[np.float32]]:
         """Return these pieces by name, or all tensors. Raises UnfitWeights if they cannot be read, or are not finite.
@@ -177,6 +169,23 @@ class Weights:
                 remedy="Use intact weights.",
             )
         return tensor if between else tensor[piece.index]
+
+
+def folder_digest(folder: str, roots: AllowedRoots) -> str:
+    """Return the digest of any model's weights, as ``Weights.digest`` has it. Raises UnfitWeights."""
+    return _digest_of(_tensors_by_name(folder, roots), folder)
+
+
+def _digest_of(tensors: Mapping[str, Source], folder: str) -> str:
+    digest = blake2b(digest_size=16)
+    try:
+        for name, source in sorted(tensors.items()):
+            digest.update(json.dumps([name, source.entry.dtype, *source.entry.shape]).encode())
+            for block in source.file.sampled(source.name):
+                digest.update(block)
+    except (OSError, DataError) as error:
+        raise _unreadable(folder, error) from error
+    return digest.hexdigest()
 
 
 def described(folder: str, roots: AllowedRoots) -> DecoderSection:
