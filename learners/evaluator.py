@@ -100,6 +100,7 @@ class Evaluator:
             except Exception:
                 log.exception("the model could not be built")
                 raise
+            python_process.say_ready()
         return self._trainer
 
 

@@ -417,9 +417,9 @@ class Island:
             return
         if self._computes:
             lower_priority_of_new(before)
-        log.info("the model is built, on %d devices", device_count)
         self._ready = Ready(device_count, time.monotonic() - began, self._left.find(self._island, self._incarnation))
         self._outbox.put(self._ready)
+        python_process.say_ready()
 
     def _follow(self, spec: IslandSpec, shard_index: int, shard_count: int, normal_priority: bool, rank: Rank) -> None:
         """Run this process as a rank other than 0. Its life ends with that of rank 0."""

@@ -5,7 +5,8 @@
 
 The document is parsed where it enters (``IslandSpec.of``); everything in this package reads typed fields from then on. A
 user's own package keeps getting the plain document. It has the job's specification and, beside it, ``island`` (the island's
-own entry), ``legs`` (earlier resumptions of the job) and ``roots`` (what may be read).
+own entry), ``legs`` (earlier resumptions of the job), ``roots`` (what may be read) and ``returns`` (whether the island had a
+process before).
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ class IslandSpec:
     resumptions  where the data of earlier runs of a resumed job ended, first to last
     roots        the folders and stores whose files may be read
     document     all of this as plain data, for the functions of a user's own package
+    returns      whether the island had a process before, so that the job has missed it since
     """
 
     job: JobSpec
@@ -44,6 +46,7 @@ class IslandSpec:
     resumptions: Resumptions
     roots: AllowedRoots
     document: Document
+    returns: bool = False
 
     @classmethod
     def of(cls, spec: IslandSpec | Document) -> IslandSpec:
@@ -55,7 +58,7 @@ class IslandSpec:
             own = IslandsSection.model_validate(spec["island"]) if "island" in spec else None
         except ValidationError as error:
             raise InvalidJobSpec(problems=tuple(problems_of(error, unknown=UNKNOWN, model=JobSpec))) from error
-        return cls(job, own, spec.get("legs", ()), spec.get("roots", NOWHERE), spec)
+        return cls(job, own, spec.get("legs", ()), spec.get("roots", NOWHERE), spec, bool(spec.get("returns", False)))
 
     @property
     def path(self) -> str:

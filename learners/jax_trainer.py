@@ -13,6 +13,7 @@ And the next batch is drawn while the devices work.
 from __future__ import annotations
 
 import math
+import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -30,6 +31,7 @@ from learners.contract import Arrays, Batch, HeldOutLoss, HeldPart, HostCopy, St
 from learners.inner_step import DescentCheck
 from learners.island_spec import Document, IslandSpec
 from learners.models.model import pairs
+from learners.outbox import lower_priority
 from learners.resharding import Draw
 from learners.text import Text
 from orchestrator.core.vocabulary import Preference
@@ -126,16 +128,15 @@ class JaxTrainer:
 
         This comes before anything is allocated, so the devices never hold more than a step needs. The text is read at the
         same time: XLA compiles without Python's lock. On CPU the heap grows now to the size that later steps need
-        (``_grow_heap``).
+        (``_grow_heap``), or beside the first steps if the job waits for this island.
         """
         with ThreadPoolExecutor(1) as beside:
             batch = beside.submit(self._batch)
             with compilation_cache.exclusive():
                 compiled = self._compiled_step()
             self._step = compiled
-            if self._devices[0].platform == "cpu":
-                needed: Any = compiled.memory_analysis()
-                _grow_heap(needed.temp_size_in_bytes + needed.output_size_in_bytes)
+            if self._devices[0].platform == "cpu" and not self._spec.returns:
+                _grow_heap(compiled)
             zeros = jax.jit(
                 lambda: jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), self._outline),
                 out_shardings=self._sharded,
@@ -147,6 +148,8 @@ class JaxTrainer:
         self._allocate()
         if self._spec.job.evaluation.on == "islands":
             self._held_out_loss()  # compiling it at a boundary would stop the island
+        if self._devices[0].platform == "cpu" and self._spec.returns:
+            threading.Thread(target=_grow_heap_beside, args=(compiled,), name="heap", daemon=True).start()
 
     @property
     def program(self) -> Callable[..., tuple[dict[str, jax.Array], Any, jax.Array, jax.Array]]:
@@ -534,11 +537,19 @@ def _state_name(path: Any) -> str:
     return OPTIMIZER + jax.tree_util.keystr(path)
 
 
-def _grow_heap(step_bytes: int) -> None:
-    """Take from the kernel now the memory that steps will need later.
+def _grow_heap(compiled: Any) -> None:
+    """Take from the kernel now the memory that steps of this program will need later.
 
     A step's buffers get other addresses whenever a snapshot occupies those of the last step, and the first touch of that
     many new pages made single steps three times as long. Memory freed here stays with the process under the allocator's
     settings of ``orchestrator.runtime.settings``; with other settings this has no effect.
     """
+    needed = compiled.memory_analysis()
+    step_bytes = needed.temp_size_in_bytes + needed.output_size_in_bytes
     np.ones(min(HEAP_STEPS * step_bytes, HEAP_BYTES_MAX), np.uint8)
+
+
+def _grow_heap_beside(compiled: Any) -> None:
+    """Grow the heap at the priority of training. A longer step of this island costs less than a later start."""
+    lower_priority()
+    _grow_heap(compiled)

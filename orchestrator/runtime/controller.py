@@ -263,8 +263,8 @@ class Controller:
         shard = (
             self._shards.index(island) if island in self._shards else 0
         )  # a standby has that of the island that it becomes
-        document = self._spec.island_document(section) | self._added
         urgent = island in self._shards and incarnation > 1  # it is missed
+        document = self._spec.island_document(section) | self._added | {"returns": urgent}
         if len(actors) == 1:
             actors[0].call(IslandInterface.prepare, document, shard, len(self._shards), urgent)
             return

@@ -3,9 +3,11 @@
 The start of a worker is mostly imports: Ray, our own modules, and JAX in an island. A new worker of Ray hands its arguments,
 environment and open files over to a fork, and ends; Ray learns the process number of the fork when that registers. Where the
 fork server does not answer, or was started with other code, other limits or other variables that imports read, the worker
-becomes one itself. It ends with its raylet, and after five minutes without a child. JAX is imported beforehand only once a
-fork has imported it: on a node without JAX islands it would cost memory for nothing. It is a child of the raylet, and forks
+becomes one itself. It ends with its raylet, and after five minutes without a child. It is a child of the raylet, and forks
 are its children, so a raylet's descendants are what works on its node.
+
+JAX and PyTorch are imported beforehand only once a fork that says it is ready (``python_process.say_ready``) has loaded
+them: on a node whose islands do not use them they would cost memory for nothing.
 
 Forks share the memory of what was imported until they write to it. Nothing that is imported here may start a thread of
 Python's or open a device; what an import sets in the environment, forks have, too.
@@ -31,20 +33,26 @@ import struct
 import sys
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import Any
+
+from orchestrator.system import python_process
 
 TITLE = "atoll fork server"
 RAYLET = "raylet"
 """The name of the process of a node that starts its workers."""
 AT_ONCE = ("ray._private.workers.default_worker", "orchestrator.runtime.synchroniser_actor", "learners.island")
-WHEN_IDLE = ("jax", "learners.jax_trainer")
-"""Modules that take long and that only some workers need. Imported one by one while nobody waits, once a fork has them."""
-USED_LIBRARY = "/jaxlib/"
-"""Part of the path of a library in a process that has imported JAX."""
-IDLE_S, LOOK_S = 1.0, 5.0
-"""Without a request for this long, the next module is imported; looks at whether a fork has them are this far apart."""
+WHEN_USED = {
+    "/jaxlib/": ("jax", "learners.jax_trainer"),
+    "/tensorstore/": ("grain",),
+    "/torch/lib/": ("torch", "learners.torch_trainer"),
+}
+"""Modules that take long and that only some workers need, by a part of the path of a library that those have loaded.
+
+Imported one by one while no worker waits, once a fork that is ready has that library. Islands import grain, and with it
+tensorstore, with their first batch.
+"""
 READ_BY_IMPORTS = (
     *("RAY_", "PYTHON", "LD_", "OMP_", "OPENBLAS_", "MKL_"),
     *("JAX_", "XLA_", "CUDA", "NVIDIA_", "TPU_", "LIBTPU"),
@@ -117,9 +125,10 @@ class _Server:
     def __init__(self, listener: socket.socket, raylet: int, raylet_ended: int) -> None:
         self._listener, self._raylet, self._raylet_ended = listener, raylet, raylet_ended
         self._pid, self._before = os.getpid(), dict(os.environ)
-        own = (*_FILES, listener.fileno(), raylet_ended)
+        self._ready_event = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        own = (*_FILES, listener.fileno(), raylet_ended, self._ready_event)
         self._inherited = {int(name) for name in os.listdir("/proc/self/fd")}.difference(own)
-        self._later = deque(WHEN_IDLE)
+        self._unused, self._later = dict(WHEN_USED), deque[str]()
 
     def serve(self, arguments: list[str]) -> list[str] | None:
         """Fork the first worker and each later one. Return its arguments in a fork, and None once the raylet has ended."""
@@ -132,24 +141,26 @@ class _Server:
             return arguments
         self._detach()
         wanted = select.poll()
-        for file in (self._listener.fileno(), self._raylet_ended):
+        for file in (self._listener.fileno(), self._raylet_ended, self._ready_event):
             wanted.register(file, select.POLLIN)
-        is_used, last_child_at = False, time.monotonic()
+        last_child_at = time.monotonic()
         while True:
-            pause_s = CHILDLESS_S if not self._later else IDLE_S if is_used else LOOK_S
+            pause_s = 0.0 if self._later else CHILDLESS_S
             ready = {file for file, _ in wanted.poll(1e3 * pause_s)}
             if self._raylet_ended in ready:
                 return None
-            if not ready:
+            if self._ready_event in ready:
+                os.eventfd_read(self._ready_event)
+            if self._listener.fileno() not in ready:
                 forks, now = self._forks(), time.monotonic()
                 if forks != []:
                     last_child_at = now
                 elif now >= last_child_at + CHILDLESS_S:
                     return None
-                if self._later and is_used:
+                if self._later:
                     self._import(self._later.popleft())
-                elif self._later:
-                    is_used = any(_has_loaded(fork, USED_LIBRARY) for fork in forks or ())
+                else:
+                    self._look_at(forks or ())
                 continue
             last_child_at = time.monotonic()
             connection, _ = self._listener.accept()
@@ -184,6 +195,12 @@ class _Server:
         arguments: list[str] = wanted["arguments"]
         return arguments
 
+    def _look_at(self, forks: Iterable[str]) -> None:
+        """Note the modules to import because one of these processes has loaded their library."""
+        loaded = [_loaded_by(fork) for fork in forks] if self._unused else []
+        for library in [library for library in self._unused if any(library in paths for paths in loaded)]:
+            self._later += self._unused.pop(library)
+
     def _forks(self) -> list[str] | None:
         """Return the process numbers of the forks that live, or None if this kernel does not tell."""
         with suppress(OSError), open(f"/proc/self/task/{self._pid}/children") as file:
@@ -212,7 +229,8 @@ class _Server:
             raylet.setproctitle(TITLE)
 
     def _leave(self) -> None:
-        """Be a fork from now on, which has nothing of the fork server but its modules."""
+        """Be a fork from now on, which has nothing of the fork server but its modules, and can tell it that it is ready."""
+        python_process.ready_event = self._ready_event
         self._listener.close()
         os.close(self._raylet_ended)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -253,11 +271,11 @@ def _name_of(process: int) -> str:
     return ""
 
 
-def _has_loaded(process: str, library: str) -> bool:
-    """Return whether a library of this path is in the memory of the process."""
+def _loaded_by(process: str) -> str:
+    """Return the paths of the files in the memory of the process, as the kernel lists them."""
     with suppress(OSError), open(f"/proc/{process}/maps") as file:
-        return library in file.read()
-    return False
+        return file.read()
+    return ""
 
 
 def _is_child(connection: socket.socket, raylet: int) -> bool:

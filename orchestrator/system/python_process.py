@@ -42,6 +42,15 @@ HARMLESS = frozenset(
 """The variables of Python that may be handed on. Any other may name code, or where code is: PYTHONPATH, PYTHONHOME,
 PYTHONUSERBASE, PYTHONSTARTUP, PYTHONPYCACHEPREFIX, PYTHONWARNINGS (which imports a category), those of later versions."""
 
+ready_event: int | None = None
+"""The event (``os.eventfd``) that tells the fork server of this process that it is ready. None if it is not a fork."""
+
+
+def say_ready() -> None:
+    """Have the fork server of this process, if there is one, look now at which libraries its forks have loaded."""
+    if ready_event is not None:
+        os.eventfd_write(ready_event, 1)
+
 
 def set_variables(variables: Mapping[str, str]) -> None:
     """Set these variables in this process, of which JAX reads one when it is imported, and it may have been."""

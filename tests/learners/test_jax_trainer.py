@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import weakref
 
 import jax
@@ -12,10 +13,13 @@ import numpy as np
 import pytest
 
 from learners import jax_trainer
+from learners.outbox import TRAINING_NICENESS
 from orchestrator.errors import DataError
 from orchestrator.parameters import fragment_map
 from orchestrator.parameters.pieces import taken
 from tests.bench.device_memory import highest
+
+PATIENCE_S = 60.0
 
 
 @pytest.fixture
@@ -234,6 +238,33 @@ def test_what_does_not_fit_is_refused_with_the_shapes(new_trainer):
         trainer.load({"embed": np.zeros((2, 2), np.float32)})
     with pytest.raises(DataError, match="does not fit"):
         trainer.import_state({"embed": np.zeros((2, 2), np.float32)})
+
+
+@pytest.mark.parametrize("returns", [False, True])
+def test_only_an_island_that_returns_is_ready_before_its_heap_has_grown(make_job, monkeypatch, returns):
+    begun, go_on, grown = threading.Event(), threading.Event(), []
+
+    def grow(compiled):
+        begun.set()
+        assert go_on.wait(PATIENCE_S)
+        grown.append((os.getpriority(os.PRIO_PROCESS, 0), compiled.memory_analysis().temp_size_in_bytes > 0))
+
+    monkeypatch.setattr(jax_trainer, "_grow_heap", grow)
+    trainer = jax_trainer.create({**make_job(), "returns": returns}, 0, 2)
+    ready = threading.Thread(target=trainer.warm_up)
+    before = os.getpriority(os.PRIO_PROCESS, 0)
+    ready.start()
+    assert begun.wait(PATIENCE_S)
+    if returns:
+        ready.join(PATIENCE_S)
+        assert np.isfinite(trainer.step(0).loss), "it trains meanwhile"
+    assert ready.is_alive() is not returns
+    go_on.set()
+    ready.join(PATIENCE_S)
+    for thread in threading.enumerate():
+        if thread.name == "heap":
+            thread.join(PATIENCE_S)
+    assert grown == [(max(before, TRAINING_NICENESS) if returns else before, True)]
 
 
 def test_a_donated_array_could_not_have_been_snapshotted_without_a_copy():

@@ -127,6 +127,7 @@ import importlib, json, os, random, signal, sys, time
 import numpy
 if "LOADED" in os.environ:
     importlib.import_module(os.environ["LOADED"])
+    sys.modules["orchestrator.system.python_process"].say_ready()
 about = dict(
     arguments=sys.argv[1:],
     pid=os.getpid(),
@@ -157,8 +158,7 @@ for line in sys.stdin:
 LIGHT = """
 import os
 from orchestrator.runtime import fork_server, worker
-fork_server.AT_ONCE, fork_server.WHEN_IDLE = ("numpy",), ("colorsys",)
-fork_server.USED_LIBRARY, fork_server.IDLE_S, fork_server.LOOK_S = "/_lsprof.", 0.01, 0.01
+fork_server.AT_ONCE, fork_server.WHEN_USED = ("numpy",), {"/_lsprof.": ("colorsys",)}
 fork_server.CHILDLESS_S = float(os.environ.get("CHILDLESS_S", 300))
 worker.main()
 """
