@@ -31,7 +31,8 @@ def test_a_drained_island_loses_no_token_and_its_data_goes_on_when_it_is_added_a
 
 
 def test_nothing_new_is_placed_on_a_cordoned_node_group(job: Job) -> None:
-    """It was from the job's beginning, and is so again in the end."""
+    """It was from the job's beginning, and is so again in the end. Who waits there after a death and comes once it is
+    uncordoned is tests/core/test_cordon.py's."""
     reason, number = f"node group {WEST} is cordoned", len(job.events(events.IslandPlaced, WEST))
     assert job.island(WEST)["reason"] == reason
     held = len(holds(job))
@@ -43,16 +44,11 @@ def test_nothing_new_is_placed_on_a_cordoned_node_group(job: Job) -> None:
     assert job.island(WEST)["pid"] == pid, "who trains there stays"
     job.command(commands.Kill(WEST))
     job.wait_for_state(WEST, "cordoned")
-    job.command(commands.Uncordon(WEST))
-    job.wait_for_merge(WEST, number + 2)
-    job.command(commands.Cordon(WEST))
-    job.command(commands.Kill(WEST))
-    job.wait_for_state(WEST, "cordoned")
     first, *_ = job.records()
     assert isinstance(first.event, events.CommandRequested)
     assert first.event.request == commands.Cordon(WEST)
     assert holds(job)[:held] == [reason] * held
-    assert holds(job)[held:] == [reason] * 2
+    assert holds(job)[held:] == [reason]
 
 
 def holds(job: Job) -> list[str]:
