@@ -10,15 +10,17 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import expect
 
+from tests.soak import SOAKING
 from tests.web.audit import OWN, axe_faults, faults, own_faults
-from tests.web.visit import STILL, Site, Visit, card, each_look, sideways
+from tests.web.visit import LOOKS, STILL, Site, Visit, card, each_look, sideways
 
 SAME_STYLE = pytest.mark.soak("by the style sheet whose looks the page of an operator is audited in")
 
 
 def test_no_fault_is_found_in_any_look(visit: Visit, pictures: Path) -> None:
+    """What stands before the page, and over it, has the same style sheet: make soak has those in every look, too."""
     page = visit.enter(**STILL)
-    for look in each_look(page):
+    for look in each_look(page, LOOKS if SOAKING else ("phone",)):
         page.screenshot(path=pictures / f"page-{look}-token.png")
         assert faults(page) == [], f"{look}, while a token is asked for"
     visit.give_token(page, "operator")
@@ -32,7 +34,7 @@ def test_no_fault_is_found_in_any_look(visit: Visit, pictures: Path) -> None:
         assert faults(page) == [], look
         assert sideways(page) == 0, look
     page.get_by_role("button", name="Kill us-east-0").click()
-    for look in each_look(page):
+    for look in each_look(page, LOOKS if SOAKING else ("dark",)):
         page.screenshot(path=pictures / f"page-{look}-question.png")
         assert faults(page) == [], f"{look}, while a question is asked"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -25,9 +25,10 @@ STILL = {"reduced_motion": "reduce"}  # a colour that fades is not yet the one i
 LOOKS = {"light": ("light", DESK), "phone": ("light", {"width": 390, "height": 844}), "dark": ("dark", DESK)}
 
 
-def each_look(page: Page) -> Iterator[str]:
+def each_look(page: Page, looks: Iterable[str] = tuple(LOOKS)) -> Iterator[str]:
     """Show the page in one look after another: its colours and its layout are the style sheet's alone."""
-    for look, (colours, window) in LOOKS.items():
+    for look in looks:
+        colours, window = LOOKS[look]
         page.emulate_media(color_scheme=colours, reduced_motion="reduce")
         page.set_viewport_size(window)
         yield look
