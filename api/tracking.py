@@ -370,7 +370,8 @@ class Story(BaseModel):
     def _finish(self, effect: Mapping[str, Any], batch: Batch, _every_s: float) -> None:
         self.outcome = batch.outcome = effect["outcome"]
         version = {"global_version": float(sum(self.versions.values()))}
-        self._add_row(batch, self._losses(*sorted(self.islands)) | version)
+        is_new = not any("global_version" in row.values for row in batch.rows)  # a series has one value at an instant
+        self._add_row(batch, self._losses(*sorted(self.islands)) | (version if is_new else {}))
         self._note(batch, "job_ended", f"The job {effect['outcome']}: {effect['reason']}")
 
     # ── helpers ───────────────────────────────────────────────────────────────────────────────────────────────────

@@ -5,9 +5,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
+import struct
 import subprocess
 import sys
 from collections import Counter
@@ -161,25 +163,29 @@ def test_wandb_s_offline_files_have_each_row_of_a_job_in_its_one_run(
 
 
 def history(path: Path) -> Iterator[tuple[int, dict[str, float]]]:
-    """The history of an offline file, as W&B's own reader has it. A file of a process that was killed ends anywhere."""
-    import json
-
+    """The history of an offline file, which is a log of LevelDB. That of a process that was killed ends anywhere."""
     from wandb.proto import wandb_internal_pb2
-    from wandb.sdk.internal.datastore import DataStore
 
-    store = DataStore()
-    store.open_for_scan(str(path))
-    while True:
-        try:
-            data = store.scan_data()
-        except AssertionError:
-            return
-        if data is None:
-            return
+    for data in leveldb_records(path.read_bytes()[7:]):
         record = wandb_internal_pb2.Record.FromString(data)
         if record.WhichOneof("record_type") == "history":
             items = {".".join(item.nested_key) or item.key: json.loads(item.value_json) for item in record.history.item}
             yield int(items.pop("_step", record.history.step.num)), items
+
+
+def leveldb_records(raw: bytes, block: int = 1 << 15, began: int = 7) -> Iterator[bytes]:
+    at, parts = 0, b""
+    while at + 7 <= len(raw):
+        if (left := block - (at + began) % block) < 7:
+            at += left
+            continue
+        _, size, kind = struct.unpack("<IHB", raw[at : at + 7])
+        if kind == 0 or at + 7 + size > len(raw):
+            return
+        parts, at = parts + raw[at + 7 : at + 7 + size], at + 7 + size
+        if kind in (1, 4):  # whole, or the last part
+            yield parts
+            parts = b""
 
 
 # ── TensorBoard ───────────────────────────────────────────────────────────────────────────────────────────────────────
