@@ -34,7 +34,8 @@ from learners.streaming.counting import PieceCount, Task
 from learners.streaming.documents import Reader, Unreadable, place_in
 from learners.streaming.files import HELD_OUT, TRAINING, Files, counted, located, rules
 from orchestrator.errors import AtollError, ConfigurationError, InfrastructureError, UnreadableData
-from orchestrator.specification.training_sections import DataSection, SourceSection
+from orchestrator.specification.data_sources import SourceSection
+from orchestrator.specification.training_sections import DataSection
 from orchestrator.system.roots import EVERYTHING
 from orchestrator.text import data_index
 from orchestrator.text.data_index import DataIndex, IndexedSource

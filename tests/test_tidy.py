@@ -41,7 +41,7 @@ MAY_IMPORT = {
         "orchestrator.system": "cryptography fsspec obstore orchestrator.errors psutil",
         "orchestrator.text": "jinja2 orchestrator.errors orchestrator.specification.bounds orchestrator.system zstandard",
         "orchestrator.specification": """
-            orchestrator.core orchestrator.errors orchestrator.models orchestrator.parameters.codec.registry
+            fsspec orchestrator.core orchestrator.errors orchestrator.models orchestrator.parameters.codec.registry
             orchestrator.system orchestrator.text pydantic yaml
         """,
         "orchestrator.specification.bounds": "pydantic",
@@ -114,10 +114,10 @@ MAY_IMPORT = {
             orchestrator.core.vocabulary orchestrator.errors orchestrator.models orchestrator.parameters.codec
             orchestrator.parameters.fragment_map orchestrator.parameters.holding orchestrator.parameters.parts
             orchestrator.parameters.pieces orchestrator.parameters.tensors orchestrator.parameters.wire_format
-            orchestrator.replica orchestrator.specification.bounds orchestrator.specification.device_mesh
-            orchestrator.specification.sections orchestrator.specification.training_sections
-            orchestrator.system orchestrator.text peft pyarrow safetensors tensorstore tokenizers torch
-            transformers zstandard
+            orchestrator.replica orchestrator.specification.bounds orchestrator.specification.data_sources
+            orchestrator.specification.device_mesh orchestrator.specification.sections
+            orchestrator.specification.training_sections orchestrator.system orchestrator.text peft pyarrow safetensors
+            tensorstore tokenizers torch transformers zstandard
         """,
         "learners.island_spec": """
             learners.resharding orchestrator.errors orchestrator.specification orchestrator.system pydantic

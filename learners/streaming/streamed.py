@@ -53,7 +53,7 @@ from learners.streaming.order import Group, Groups, Mixture, NoSequence, Place, 
 from learners.tokenizer import Tokenizer
 from orchestrator.core.vocabulary import DataFlaws
 from orchestrator.errors import ConfigurationError
-from orchestrator.specification.training_sections import SourceSection
+from orchestrator.specification.data_sources import SourceSection
 from orchestrator.system.roots import AllowedRoots, open_data, shown
 from orchestrator.text.data_index import ratio_held_out
 from orchestrator.text.file_kinds import kind_of

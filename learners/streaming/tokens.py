@@ -46,7 +46,7 @@ from learners.streaming.order import Mixture, key
 from learners.streaming.parquet_rows import Rows, TooLarge
 from orchestrator.core.vocabulary import DataFlaws
 from orchestrator.errors import ConfigurationError, first_line
-from orchestrator.specification.training_sections import SourceSection
+from orchestrator.specification.data_sources import SourceSection
 from orchestrator.system.roots import AllowedRoots, open_data, shown
 from orchestrator.text import file_kinds, token_files
 from orchestrator.text.token_files import NotTokens, TokenLayout

@@ -63,10 +63,10 @@ REASONS: Mapping[tuple[str, ...], str] = {
     ("model", "weights_digest"): " (what was trained only fits the frozen weights of model.initial_weights then)",
 }
 """What a difference means, where its field alone does not say it."""
-TOKENIZER = ("data", "tokenizer")
+TOKENIZER, SOURCES = ("data", "tokenizer"), ("data", "sources")
 LATER: Mapping[tuple[str, ...], Any] = {
     ("training", "inner_optimizer", "kind"): "adamw",
-    ("data", "sources"): [],
+    SOURCES: [],
     ("data", "samples"): None,
     ("data", "settings"): {},
     TOKENIZER: "bytes",
@@ -191,6 +191,8 @@ def _at(document: Mapping[str, Any], path: tuple[str, ...]) -> Any:
     value: Any = document
     for name in path:
         value = value.get(name) if isinstance(value, Mapping) else None
+    if path == SOURCES and isinstance(value, list):  # the files are compared, not where their names came from
+        value = [{key: each[key] for key in each if key != "hub"} for each in value]
     if value is None or (path in LEFT_TO_IT and value == LEFT_TO_IT[path] and _is_of_bytes(document)):
         return LATER.get(path)
     return value

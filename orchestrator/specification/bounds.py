@@ -30,12 +30,16 @@ _NAME = r"^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$"
 FUNCTION = r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$"
 _TENSOR_PATTERN = r"^[^\x00-\x1f]*$"
 _DIGEST = r"^[0-9a-f]{16,128}$"
+_DATASET = r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,95}/[A-Za-z0-9_][A-Za-z0-9._-]{0,95}$"
+_REVISION = r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,99}(/[A-Za-z0-9_][A-Za-z0-9._-]{0,99}){0,4}$"
 PATTERN_WORDS = {
     PRINTABLE: "without control characters",
     _NAME: "1 to 40 characters of a-z, 0-9 and '-', without '-' at either end",
     FUNCTION: "package.module:function",
     _TENSOR_PATTERN: "without control characters",
     _DIGEST: "16 to 128 characters of 0-9 and a-f",
+    _DATASET: "OWNER/NAME, as in the address of the data set's page",
+    _REVISION: "a branch, a tag or a commit of up to 100 letters, digits, '.', '_' and '-', with '/' between",
 }
 """The description of each pattern in messages, after "must be"."""
 
@@ -91,6 +95,9 @@ Function = Annotated[str, Field(max_length=200, pattern=FUNCTION)]
 TensorPattern = Annotated[str, Field(min_length=1, max_length=200, pattern=_TENSOR_PATTERN)]
 """A pattern of tensor names, with ``*``, ``?`` and ``[…]`` as in a shell; it may begin with a star and contain dots."""
 Digest = Annotated[str, Field(pattern=_DIGEST)]
+DatasetId = Annotated[str, Field(pattern=_DATASET)]
+"""Of the Hugging Face Hub."""
+Revision = Annotated[str, Field(pattern=_REVISION)]
 AdapterRank = Annotated[int, Field(strict=True, ge=1, le=4096)]
 """Published adapters have ranks of 4 to 256."""
 AdapterAlpha = Annotated[float, Field(strict=True, gt=0, le=65_536, allow_inf_nan=False)]

@@ -194,6 +194,8 @@ def read_job_document(path: Path) -> dict[str, Any]:
             for field in ("files", "held_out"):
                 if isinstance(named, dict) and isinstance(named.get(field), list):
                     named[field] = [_absolute(folder, name) for name in named[field]]
+            if isinstance(named, dict) and isinstance(hub := named.get("hub"), dict) and "mirror" in hub:
+                hub["mirror"] = _absolute(folder, hub["mirror"])
         for field, not_a_path in (("tokenizer", BYTES), ("template", AS_TOKENIZER), ("index", None)):
             if data.get(field, not_a_path) != not_a_path:
                 data[field] = _absolute(folder, data[field])
@@ -356,11 +358,8 @@ def _overlap_problems(job: JobSpec) -> Iterable[Problem]:
 
 
 def _text_file_problems(job: JobSpec) -> Iterable[Problem]:
-    yield from _file_problems(job.data)
-
-
-def _file_problems(data: DataSection) -> Iterable[Problem]:
     """Yield a problem for each file whose name says that it cannot be read."""
+    data = job.data
     named = [(f"data.files.{number}", name) for number, name in enumerate(data.files)]
     for index, source in enumerate(data.sources):
         for field, names in (("files", source.files), ("held_out", source.held_out)):

@@ -29,7 +29,7 @@ from typing import IO
 from orchestrator.errors import AtollError, ConfigurationError, InvalidJobSpec, OutsideRoots, Problem, first_line
 from orchestrator.specification.bounds import BYTES
 from orchestrator.specification.config import JobSpec
-from orchestrator.specification.training_sections import FILES_MAX
+from orchestrator.specification.data_sources import FILES_MAX, with_hub_files
 from orchestrator.system.roots import AllowedRoots, data_bytes, open_data, open_folder, shown
 from orchestrator.system.threads import BoundedThreads
 from orchestrator.text import chat_template, file_kinds, parquet_bytes, token_files, tokenizer_file
@@ -44,14 +44,19 @@ SHOWN_MAX = 3
 
 
 def with_found_files(spec: JobSpec, roots: AllowedRoots) -> JobSpec:
-    """Return the specification with files in place of patterns, in the order of their names.
+    """Return the specification with files in place of patterns, in the order of their names, and of data sets of the Hub.
 
-    Raises InvalidJobSpec for patterns that match no file, or too many. Paths outside the roots are left unchanged.
+    Raises InvalidJobSpec for patterns that match no file, or too many, and for data sets that are not found. Paths outside
+    the roots are left unchanged.
     """
     problems: list[Problem] = []
     files = _found(roots, spec.data.files, "data.files", problems)
     sources = []
     for index, source in enumerate(spec.data.sources):
+        try:
+            source = with_hub_files(source, roots, f"data.sources.{index}", is_tokens=spec.data.source == "tokens")
+        except InvalidJobSpec as error:
+            problems += error.problems
         replaced = {}
         for field in ("files", "held_out"):
             replaced[field] = _found(roots, getattr(source, field), f"data.sources.{index}.{field}", problems)

@@ -28,7 +28,6 @@ from orchestrator.specification.bounds import (
     LearningRate,
     Location,
     MicrobatchCount,
-    Name,
     PreferenceWeight,
     RateRatio,
     Ratio,
@@ -37,7 +36,6 @@ from orchestrator.specification.bounds import (
     SequenceCount,
     SequenceLength,
     Settings,
-    SourceWeight,
     StepCountOrNone,
     StoredBytes,
     TensorPattern,
@@ -47,6 +45,7 @@ from orchestrator.specification.bounds import (
     Word,
 )
 from orchestrator.specification.bounds import Section as Section
+from orchestrator.specification.data_sources import FILES_MAX, SourceSection
 from orchestrator.system.plain import brief
 from orchestrator.text.text_records import CONVERSATION, PREFERENCE
 
@@ -57,8 +56,6 @@ TRAINERS_OF_PARTS = (BUILT_IN_TRAINER, TORCH_TRAINER)
 """The trainers that obey ``trainable``."""
 INSTALL_TORCH = "Install it on every node: pip install 'atoll[torch]'."
 INSTALL_4_BIT = "Install it on every node, pip install bitsandbytes, or leave trainable.base out."
-FILES_MAX = 10_000
-"""Of a data set: an island opens each to count its lines. More are fewer files if they are put together."""
 SOURCES_MAX = 64
 """Of a streamed data set: an island holds some megabytes of each."""
 GROUPS_MAX = 100
@@ -197,32 +194,6 @@ class TrainableSection(Section):
             return trainable.adapter_shapes(self.lora.rank, self.lora.targets, network.matrices)
         shapes: Mapping[str, tuple[int, ...]] = network.shapes
         return {name: shapes[name] for name in trainable.trained(self.only, shapes)}
-
-
-class SourceSection(Section):
-    """One kind of text of a streamed data set. ``weight`` is its share of all sequences, relative to the other weights.
-
-    A file's name determines how it is read, regardless of case: .jsonl, .json, .ndjson and .jsonlines are JSON Lines (one
-    object per line), .parquet is Parquet, .arrayrecord is ArrayRecord (one text per record), and everything else is UTF-8
-    text. JSON Lines and text may be compressed: .gz, .gzip, .zst, .zstd. A file is refused if its content does not match
-    its name. In Parquet and JSON the text is in ``text_field``. With ``data.source: tokens``, the tokens of Parquet are in
-    ``token_field``.
-
-    The part of a file's name after the last slash may be a pattern with ``*``, ``?`` and ``[…]``, except in a store. The
-    service replaces it by the files that it finds when the job is submitted. Without ``held_out``, the share
-    ``data.held_out_ratio`` of the text is held out.
-    """
-
-    name: Name
-    files: Annotated[tuple[Location, ...], Field(min_length=1, max_length=FILES_MAX)]
-    held_out: Annotated[tuple[Location, ...], Field(max_length=FILES_MAX)] = Field(
-        default=(), description="files for the source's held-out loss; no island trains on them"
-    )
-    weight: SourceWeight = 1.0
-    text_field: Word = "text"
-    token_field: Word = Field(
-        default="input_ids", description="for source: tokens; a Parquet file's column of lists of integers"
-    )
 
 
 class DataSection(Section):
