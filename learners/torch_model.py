@@ -14,19 +14,23 @@ Importing this module raises ConfigurationError where PyTorch is not installed. 
 
 from __future__ import annotations
 
+import os
+import socket
 import warnings
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from inspect import signature
 from pathlib import Path
+from socket import AF_INET, AF_INET6
 from typing import Any
 
-from learners.contract import Batch
+from learners.contract import Batch, HeldPart
 from learners.factories import called, guarded
 from learners.island_spec import IslandSpec
-from orchestrator.errors import ConfigurationError, InvalidJobSpec, in_words
+from orchestrator.errors import ConfigurationError, InfrastructureError, InvalidJobSpec, in_words
 from orchestrator.models import trainable
 from orchestrator.models.huggingface.weights import folder_digest
-from orchestrator.parameters.pieces import Role, role_by_name
+from orchestrator.parameters.pieces import Piece, Role, role_by_name
 from orchestrator.specification.training_sections import (
     INSTALL_4_BIT,
     INSTALL_TORCH,
@@ -38,12 +42,18 @@ from orchestrator.specification.training_sections import (
 try:
     import torch
     from torch import nn
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import DTensor
 except ImportError as missing:
     raise ConfigurationError(
         detail=f"trainer.kind is torch, but PyTorch cannot be imported here ({missing}). {INSTALL_TORCH}"
     ) from missing
 
 MODEL = "trainer.model"
+JOINED_S = 300
+"""The time for the last process of an island to arrive."""
+SILENCE_S = 7 * 86_400
+"""How long a process may be stopped: ``learners.group`` notices deaths, and ends the others."""
 CAUSAL_TOLERANCE = 1e-3
 """Of the largest logit: how much a later token may change an earlier position's logits, by rounding."""
 
@@ -375,3 +385,101 @@ def checkpoint_activations(module: nn.Module, name: str) -> None:
             "it to none and use torch.utils.checkpoint in the module."
         )
     enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+
+
+# ── one of several processes ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+def join_processes(host: str, port: int, rank: int, size: int) -> None:
+    """Make this process one of ``size`` that train one module together. Rank 0 listens on ``host``."""
+    from datetime import timedelta
+
+    listening = socket.create_server((host, port), family=AF_INET6 if ":" in host else AF_INET) if rank == 0 else None
+    store = torch.distributed.TCPStore(
+        host,
+        port,
+        size,
+        is_master=listening is not None,
+        wait_for_workers=False,
+        timeout=timedelta(seconds=JOINED_S),
+        master_listen_fd=None if listening is None else listening.detach(),
+    )
+    backend = "nccl" if device_type() == "cuda" else "gloo"
+    silence = timedelta(seconds=SILENCE_S)
+    torch.distributed.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=silence)
+
+
+def device_type() -> str:
+    return "cpu" if os.environ.get("JAX_PLATFORMS") == "cpu" or not torch.cuda.is_available() else "cuda"
+
+
+def process_of_island() -> tuple[int, int]:
+    """Return the rank of this process, and the number of processes of its island."""
+    if not torch.distributed.is_initialized():
+        return 0, 1
+    return torch.distributed.get_rank(), torch.distributed.get_world_size()
+
+
+@contextmanager
+def with_others() -> Iterator[None]:
+    """Raise InfrastructureError where a call fails because another process of the island is gone.
+
+    Otherwise such an error would count as one of the model, which another start would not repair. Gloo raises a plain
+    RuntimeError that names its own file.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if isinstance(error, torch.distributed.DistError) or "gloo" in str(error):
+            detail = f"another process of the island cannot be reached: {in_words(error)}."
+            raise InfrastructureError(detail=detail) from error
+        raise
+
+
+def sharded(module: nn.Module) -> None:
+    """Split the module's parameters over the island's processes by their rows, in FSDP2's way.
+
+    A block of a list of modules is gathered at a time.
+    """
+    mesh = torch.distributed.init_device_mesh(device_type(), (process_of_island()[1],))
+    split = guarded(f"splitting of the model of {MODEL}", with_others()(fully_shard))
+    for group in [each for each in module.modules() if isinstance(each, nn.ModuleList)]:
+        for block in group:
+            if any(True for _ in block.parameters()):
+                split(block, mesh=mesh)
+    split(module, mesh=mesh)
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the rows of a tensor that this process holds, in the tensor's own memory."""
+    own: torch.Tensor = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return own
+
+
+def rows_of(tensor: torch.Tensor, piece: Piece) -> tuple[int, int]:
+    """Return the first and the last row, counted in the piece, that this process holds of it; equal if it holds none."""
+    count = tensor.shape[0] if tensor.ndim else 1
+    rank, size = process_of_island() if isinstance(tensor, DTensor) else (0, 1)
+    length = -(-count // size)  # as torch.chunk cuts
+    first, last = min(count, rank * length), min(count, (rank + 1) * length)
+    if piece.bounds is not None and piece.bounds[0] == 0:
+        first, last = (min(max(row, piece.bounds[1]), piece.bounds[2]) - piece.bounds[1] for row in (first, last))
+    return first, last
+
+
+def held_of(tensor: torch.Tensor, piece: Piece) -> HeldPart:
+    """Return the part of the piece that this process holds."""
+    shape = piece.shape(tuple(tensor.shape))
+    if not shape:
+        return HeldPart((), tuple(range(process_of_island()[1])), shape)
+    return HeldPart((rows_of(tensor, piece), *((0, size) for size in shape[1:])), (process_of_island()[0],), shape)
+
+
+def local_part(tensor: torch.Tensor, piece: Piece) -> torch.Tensor:
+    """Return what this process holds of the piece, in the tensor's own memory."""
+    own = local(tensor)
+    if piece.bounds is None or piece.bounds[0] != 0 or not isinstance(tensor, DTensor):
+        return own[piece.index]
+    start = piece.bounds[1] - rows_of(tensor, Piece(piece.tensor))[0]
+    first, last = rows_of(tensor, piece)
+    return own[start + first : start + last]

@@ -20,6 +20,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from functools import cached_property
 from operator import itemgetter
 from typing import Any
@@ -28,8 +29,9 @@ import ml_dtypes
 import numpy as np
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
-from learners.contract import Arrays, Batch, HeldOutLoss, HostCopy, StepResult
+from learners.contract import Arrays, Batch, HeldOutLoss, HeldPart, HostCopy, StepResult
 from learners.factories import called, guarded, imported
 from learners.island_spec import Document, IslandSpec
 from learners.optimizer_settings import learning_rate, settings_of
@@ -39,19 +41,27 @@ from learners.torch_model import (
     MODEL,
     auxiliary_of,
     checkpoint_activations,
+    device_type,
     documents_of,
+    held_of,
     hold_frozen_in,
+    local,
+    local_part,
     logits_of,
     losses_of,
     module_of,
+    process_of_island,
     require_causal,
     require_documents,
     roles_of,
+    rows_of,
+    sharded,
     trained_parameters,
     weighted_mean,
+    with_others,
 )
 from orchestrator.errors import ConfigurationError, DataError
-from orchestrator.parameters.pieces import Roles, joined, piece_named, taken
+from orchestrator.parameters.pieces import Piece, Roles, joined, piece_named, taken
 from orchestrator.specification.training_sections import InnerOptimizerSection
 
 PARAMETERS, OPTIMIZER, OF_GROUP = "parameters/", "optimizer/", "optimizer-group/"
@@ -78,19 +88,25 @@ class TorchTrainer:
     def __init__(self, spec: IslandSpec, shard_index: int, shard_count: int) -> None:
         self._spec, self._shard_index, self._shard_count = spec, shard_index, shard_count
         self._inner, self._model = spec.job.training.inner_optimizer, spec.job.model
-        self._module = module_of(spec)
+        self._module, self._trained = module_of(spec), False
         self._parameters = trained_parameters(self._module)
         self._roles = roles_of(self._module, self._parameters)
         self._text = Text(spec, require_causal(self._module))
         if spec.job.data.format == "chat":
             require_documents(self._module)
-        self._device = torch.device("cpu" if _is_on_cpu() else "cuda")
+        self._device = torch.device(device_type())
+        self._rank, self._size = process_of_island()
+        if self._size > 1:
+            self._module.to(self._device)
+            sharded(self._module)
+            self._parameters = trained_parameters(self._module)
+            self._trained = True  # the parameters of version 0 are made anew, whole
         self._optimizers: list[torch.optim.Optimizer] = []
         self._first_rates: list[list[float]] = []
         self._group_numbers: list[dict[str, Any]] = []
-        self._prepared = self._trained = False
+        self._prepared = False
         self._checked_module: Callable[[torch.Tensor], Any] = guarded(
-            f"the model of {MODEL} {spec.job.trainer.model!r}", self._module, FAULTS
+            f"the model of {MODEL} {spec.job.trainer.model!r}", with_others()(self._module), FAULTS
         )
         self._cursor = 0
         self._draw: Draw | None = None
@@ -110,6 +126,7 @@ class TorchTrainer:
         names = parameters if pieces is None else pieces
         return {name: _on_host(tensor) for name, tensor in taken(parameters, names).items()}
 
+    @with_others()
     def warm_up(self) -> None:
         """Compute one gradient of zeros, which loads libraries and shows what the model cannot do; read the first text."""
         self._allocate()
@@ -134,6 +151,7 @@ class TorchTrainer:
         self._forget_gradients()
         optimizers_of(self._inner, self._parameters, self._roles)
 
+    @with_others()
     def step(self, schedule_step: int, lr_ratio: float = 1.0) -> StepResult:
         self._allocate()
         batch = self._batch()
@@ -142,7 +160,7 @@ class TorchTrainer:
             for group, rate in zip(optimizer.param_groups, rates, strict=True):
                 group["lr"] = rate * fraction
         # dropout depends on the place in the data, so that an island that comes back draws the same
-        place = (self._spec.job.seed, self._shard_index, self._cursor)
+        place = (self._spec.job.seed, self._shard_index, self._cursor, *([self._rank] if self._rank else []))
         torch.manual_seed(int(np.random.SeedSequence(place).generate_state(1, np.uint64)[0] >> 1))
         loss = self._backward(batch)
         if self._inner.clip_norm is not None:
@@ -158,34 +176,45 @@ class TorchTrainer:
         self._cursor += 1
         return StepResult(math.prod(Batch.of(batch).targets.shape), loss, self._text.flaws())
 
+    def held(self, piece: str) -> HeldPart:
+        named = piece_named(piece)
+        return held_of(self._parameters[named.tensor], named)
+
+    def held_state(self, pieces: Iterable[str]) -> dict[str, HeldPart]:
+        self._allocate()
+        return {name: held_of(value, piece) for name, value, piece in self._state_of(pieces)}
+
     def snapshot(self, pieces: Iterable[str]) -> DeviceCopy:
-        return DeviceCopy({name: tensor.detach().clone() for name, tensor in taken(self._parameters, pieces).items()})
+        named = [piece_named(name) for name in pieces]
+        with torch.no_grad():
+            return DeviceCopy({each.name: local_part(self._parameters[each.tensor], each).clone() for each in named})
 
     def load(self, arrays: Mapping[str, np.ndarray]) -> None:
-        self._trained = True
-        with torch.no_grad():
-            for name, array in arrays.items():
-                self._piece(name, array).copy_(_tensor(array))
+        self._change(arrays, lambda own, array: own.copy_(array))
 
     def add(self, arrays: Mapping[str, np.ndarray]) -> None:
-        self._trained = True
-        with torch.no_grad():
-            for name, array in arrays.items():
-                self._piece(name, array).add_(_tensor(array).to(self._device))
+        self._change(arrays, lambda own, array: own.add_(array.to(self._device)))
 
     def export_state(self, pieces: Iterable[str] | None = None) -> HostCopy:
         """Copy the state to the host. The copy is complete when this returns, because the next step changes the state."""
         self._allocate()
-        wanted = [piece_named(name) for name in (self._parameters if pieces is None else pieces)]
-        state: Arrays = {}
+        return HostCopy(
+            {
+                name: _on_host(local_part(value, piece) if isinstance(value, torch.Tensor) else value)
+                for name, value, piece in self._state_of(self._parameters if pieces is None else pieces)
+            }
+        )
+
+    def _state_of(self, pieces: Iterable[str]) -> Iterable[tuple[str, Any, Piece]]:
+        """Yield every value of the state that belongs to these pieces, or to no tensor, with the piece of it that does."""
+        wanted = [piece_named(name) for name in pieces]
         for name, (value, tensor) in self._named_state().items():
             if tensor is None:
-                state[name] = _on_host(value)
-                continue
+                yield name, value, Piece(name)
             for piece in wanted:
                 if piece.tensor == tensor:
-                    state[f"{name}{piece.name.removeprefix(tensor)}"] = _on_host(value[piece.index])
-        return HostCopy(state)
+                    part = replace(piece, tensor=name)
+                    yield part.name, value, part
 
     def import_state(self, state: Mapping[str, np.ndarray]) -> None:
         """Load a peer's state. Raises DataError, and changes nothing, if it belongs to another model or optimizer."""
@@ -207,7 +236,7 @@ class TorchTrainer:
                 f"{', '.join(differing[:4])}."
             )
         for name, array in parameters.items():
-            self._piece(name, array)
+            self._fitting(name, array)
         self.load(parameters)
         owner = {id(each): optimizer for optimizer in self._optimizers for each in _members(optimizer)}
         for optimizer in self._optimizers:
@@ -219,7 +248,11 @@ class TorchTrainer:
             value = _value(state[f"{OPTIMIZER}{key}/{name}"])
             if isinstance(value, torch.Tensor) and (value.ndim or capturable):
                 value = value.to(parameter.device)
-            own.state[parameter][key] = value
+            if isinstance(value, torch.Tensor) and isinstance(parameter, DTensor) and value.ndim:
+                own.state[parameter][key] = torch.zeros_like(parameter.detach())
+                local(own.state[parameter][key]).copy_(self._own_rows(name, value))
+            else:
+                own.state[parameter][key] = value
         for index, key in numbers:
             groups[index][key] = _value(state[f"{OF_GROUP}{index}/{key}"])
 
@@ -256,7 +289,7 @@ class TorchTrainer:
     # ── helpers ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _prepare_module(self) -> None:
-        if self._prepared:
+        if self._prepared or self._size > 1:
             return
         self._prepared = True
         if self._model.compute_dtype == "bfloat16" and self._spec.job.trainable is not None:
@@ -270,6 +303,13 @@ class TorchTrainer:
         if self._model.remat == "full":
             checkpoint_activations(self._module, str(self._spec.job.trainer.model))
         self._optimizers = optimizers_of(self._inner, self._parameters, self._roles)
+        if self._size > 1:
+            # each process must know what it holds of a state before its first step: AdamW's begins at zero
+            for parameter in self._parameters.values():
+                zeros = (torch.zeros_like(parameter.detach()) for _ in range(2))
+                self._optimizers[0].state[parameter] = dict(
+                    zip(("step", "exp_avg", "exp_avg_sq"), (torch.tensor(0.0), *zeros), strict=True)
+                )
         groups = [optimizer.param_groups for optimizer in self._optimizers]
         self._first_rates = [[float(group["lr"]) for group in each] for each in groups]
         self._group_numbers = [_numbers_of(group) for each in groups for group in each]
@@ -281,8 +321,9 @@ class TorchTrainer:
         whole = self._on_device(tokens)
         of_all = whole.target_weights
         total = 0.0
-        for first in range(count):  # as in JAX: sequences a, a + A, … are microbatch a
-            part = whole.mapped(itemgetter(slice(first, None, count)))
+        for first in range(count):  # as in JAX: sequences a, a + A, … are microbatch a, and each process has its share
+            own = slice(first + count * self._rank, None, count * self._size)
+            part = whole.mapped(itemgetter(own))
             inputs, weights = part.inputs, part.target_weights
             with self._computing():
                 result = self._checked_module(inputs.tokens, **documents_of(self._module, inputs))
@@ -292,10 +333,19 @@ class TorchTrainer:
             if z_loss := self._spec.job.training.z_loss:
                 squares = torch.logsumexp(logits.float(), -1).square()
                 objective = objective + z_loss * weighted_mean(squares, weights)
-            share = 1 / count if of_all is None or count == 1 else float(weights.sum() / of_all.sum().clamp(min=1e-30))
+            share = 1 / count
+            if of_all is not None and count * self._size > 1:  # FSDP divides by the number of processes
+                share = self._size * float(weights.sum() / of_all.sum().clamp(min=1e-30))
             (share * objective).backward()
             total += share * float(loss.detach())
-        return total
+        return self._mean_of_processes(total)
+
+    def _mean_of_processes(self, number: float) -> float:
+        if self._size == 1:
+            return number
+        summed = torch.tensor(number, dtype=torch.float64, device=self._device)
+        torch.distributed.all_reduce(summed)
+        return float(summed) / self._size
 
     def _forget_gradients(self) -> None:
         self._module.zero_grad(set_to_none=True)
@@ -318,13 +368,29 @@ class TorchTrainer:
         batch: np.ndarray | Batch = self._draw(self._cursor)
         return batch
 
-    def _piece(self, name: str, array: np.ndarray) -> torch.Tensor:
-        """Return the piece of a parameter that the array is for, as a view. Raises DataError if its shape is another."""
+    def _change(self, arrays: Mapping[str, np.ndarray], change: Callable[[torch.Tensor, torch.Tensor], Any]) -> None:
+        self._trained = True
+        with torch.no_grad():
+            for name, array in arrays.items():
+                change(*self._fitting(name, array))
+
+    def _fitting(self, name: str, array: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return what this process holds of the piece, as a view, and the array's part for it. Raises DataError if the
+        array has the shape of neither."""
         piece = piece_named(name)
-        view: torch.Tensor = self._parameters[piece.tensor].data[piece.index]
-        if tuple(view.shape) != array.shape:
-            raise DataError(detail=f"{name}: shape {array.shape} cannot replace {tuple(view.shape)}.")
-        return view
+        own = local_part(self._parameters[piece.tensor].data, piece)
+        if array.shape == tuple(own.shape):
+            return own, _tensor(array)
+        whole = piece.shape(tuple(self._parameters[piece.tensor].shape))
+        if array.shape != whole:
+            raise DataError(detail=f"{name}: shape {array.shape} cannot replace {whole}.")
+        return own, _tensor(array[slice(*rows_of(self._parameters[piece.tensor], piece))])
+
+    def _own_rows(self, name: str, value: torch.Tensor) -> torch.Tensor:
+        """Return this process's rows of a value that has the shape of the parameter, or of these rows."""
+        parameter = self._parameters[name]
+        is_whole = value.shape == parameter.shape
+        return value[slice(*rows_of(parameter, Piece(name)))] if is_whole else value
 
     def _persistent_buffers(self) -> Iterable[tuple[str, torch.Tensor]]:
         saved = self._module.state_dict(keep_vars=True)
@@ -348,7 +414,7 @@ class TorchTrainer:
                 for key, value in values.items():
                     if value is None:
                         continue
-                    if not _travels(value):
+                    if not _travels(local(value) if isinstance(value, DTensor) else value):
                         raise ConfigurationError(
                             detail="training.inner_optimizer: the optimizer "
                             f"{self._inner.factory or self._inner.kind!r} keeps {key} of {name}, of type "
@@ -501,7 +567,3 @@ def _of_parameter(name: str) -> tuple[str, str]:
 def _of_group(name: str) -> tuple[int, str]:
     index, _, key = name.removeprefix(OF_GROUP).partition("/")
     return int(index), key
-
-
-def _is_on_cpu() -> bool:
-    return os.environ.get("JAX_PLATFORMS") == "cpu" or not torch.cuda.is_available()

@@ -10,7 +10,8 @@ secret: they name arrays, and carry only payloads so small that any call of the 
 Messages are sent while steps go on, and no sender waits for an answer (``leader``). When a process dies, its connection
 ends, so the others know within a round trip, whatever happens to the service.
 
-``join_devices`` makes the devices of all hosts one set: it starts JAX's distributed runtime before any device is used.
+``join_devices`` makes the devices of all hosts one set: it starts JAX's distributed runtime, or PyTorch's, before any device
+is used.
 
 Source: JAX 0.10.2, as measured: its preemption notifier swallows SIGTERM, and it notices a death only after its heartbeat's
 timeout, and then hangs or aborts. So the notifier is off, and the heartbeat practically is: the link notices a death, and a
@@ -61,8 +62,13 @@ _DIGEST_BYTES = 32
 FROM_RANK_0, TO_RANK_0 = 0, 1
 
 
-def join_devices(rank: Rank) -> tuple[int, ...]:
-    """Make this process one of the island's in JAX. Returns how many devices each host has, by rank."""
+def join_devices(rank: Rank, *, in_torch: bool = False) -> tuple[int, ...]:
+    """Make this process one of the island's, in JAX or in PyTorch. Returns how many devices each host has, by rank."""
+    if in_torch:
+        from learners.torch_model import join_processes
+
+        join_processes(rank.place.host, rank.place.devices_port, rank.number, rank.size)
+        return (1,) * rank.size
     import jax
 
     jax.config.update("jax_enable_preemption_service", False)

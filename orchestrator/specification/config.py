@@ -553,7 +553,7 @@ def _budget_size_problems(job: JobSpec) -> Iterable[Problem]:
 
 
 def _trainer_problems(job: JobSpec) -> Iterable[Problem]:
-    yield from training_sections.torch_problems(job.trainer, job.model, job.training.inner_optimizer, job.islands)
+    yield from training_sections.torch_problems(job.trainer, job.model, job.training, job.islands, job.trainable)
     fragments, parameters = job.synchroniser.fragments, job.synthetic.parameters
     if job.trainer.is_synthetic and parameters < fragments:
         message = f"is {fragments:,}, more than the {parameters:,} parameters of the model."

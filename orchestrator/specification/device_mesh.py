@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from orchestrator.errors import Problem
 
@@ -151,17 +151,56 @@ def host_problems(entry: str, mesh: Mapping[str, Any], host_count: int, devices_
     )
 
 
-def torch_problems(entry: str, hosts: int, accelerators: int, accelerator: str) -> Iterable[Problem]:
-    """Yield the problems of an island that one process trains in PyTorch, on one device."""
-    if hosts > 1:
-        message = f"is {hosts}, but trainer.kind is torch, whose islands are one process."
-        yield Problem(f"{entry}.hosts", message, "Set it to 1, and use more islands.")
-    if accelerators > 1:
-        message = f"is {accelerators}, but trainer.kind is torch, whose islands use one GPU."
-        yield Problem(f"{entry}.accelerators", message, "Set it to 1, and use more islands.")
-    if accelerator == "tpu":
+class Placed(Protocol):
+    """The fields of an entry of ``islands`` that ``training_sections.torch_problems`` reads."""
+
+    @property
+    def hosts(self) -> int: ...
+
+    @property
+    def accelerators(self) -> int: ...
+
+    @property
+    def accelerator(self) -> str: ...
+
+    @property
+    def mesh(self) -> Any: ...
+
+    @property
+    def batch_size(self) -> int | None: ...
+
+    @property
+    def accumulation(self) -> int | None: ...
+
+
+def torch_problems(
+    entry: str, island: Placed, optimizer: str, base: str | None, batch_size: int, accumulation: int
+) -> Iterable[Problem]:
+    """Yield the problems of an island that trains in PyTorch: one device in each process, and FSDP2 over several.
+
+    ``optimizer`` is a kind or a factory, ``base`` the format of frozen weights, if they have one of their own.
+    """
+    if island.hosts > 1 and optimizer != "adamw":
+        message = f"is {island.hosts}, but the optimizer is {optimizer}, and torch splits only adamw over hosts."
+        yield Problem(f"{entry}.hosts", message, "Set it to 1, or use training.inner_optimizer.kind adamw.")
+    if island.hosts > 1 and base is not None:
+        message = f"is {island.hosts}, but trainable.base is {base}, which FSDP2 does not split."
+        yield Problem(f"{entry}.hosts", message, "Set it to 1, or leave trainable.base out.")
+    if island.hosts > 1 and batch_size % (parts := island.hosts * accumulation):
+        message = f"is {island.hosts}, but the batch has {batch_size} sequences, in {accumulation} parts of equal size."
+        remedy = f"Set batch_size to a multiple of {parts} (the nearest are {_nearest(batch_size, parts)})."
+        yield Problem(f"{entry}.hosts", message, remedy)
+    if island.accelerators > 1:
+        message = f"is {island.accelerators}, but trainer.kind is torch, whose processes use one GPU each."
+        yield Problem(
+            f"{entry}.accelerators", message, "Set it to 1, and use more islands, or hosts with one GPU each."
+        )
+    if island.accelerator == "tpu":
         message = "is tpu, but trainer.kind is torch, which trains on GPUs and CPUs."
         yield Problem(f"{entry}.accelerator", message, "Use gpu or cpu, or a model in JAX.")
+    if not is_plain(island.mesh.model_dump()):
+        message = "is set, but trainer.kind is torch, which splits the rows of parameters over an island's processes."
+        yield Problem(f"{entry}.mesh", message, "Leave it out.")
 
 
 def split(shape: Shape, dimensions: Sequence[str | None], lengths: AxisLengths) -> Dimensions:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import Annotated, Any, Literal, Protocol
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
@@ -532,23 +532,17 @@ def objective_problems(training: TrainingSection, data: DataSection, trainer: Tr
         yield Problem("training.z_loss", message, "Set it to 0.")
 
 
-class Placed(Protocol):
-    """The fields of an entry of ``islands`` that ``torch_problems`` reads are these."""
-
-    @property
-    def hosts(self) -> int: ...
-
-    @property
-    def accelerators(self) -> int: ...
-
-    @property
-    def accelerator(self) -> str: ...
-
-
 def torch_problems(
-    trainer: TrainerSection, model: ModelSection, optimizer: InnerOptimizerSection, islands: Iterable[Placed]
+    trainer: TrainerSection,
+    model: ModelSection,
+    training: TrainingSection,
+    islands: Iterable[device_mesh.Placed],
+    part: TrainableSection | None,
 ) -> Iterator[Problem]:
-    """Yield a problem for everything that is set and that only JAX models have, if the trainer is one of torch."""
+    """Yield a problem for everything that is set and that only JAX models have, if the trainer is one of torch.
+
+    ``part`` is what is trained.
+    """
     if trainer.kind != "torch":
         return
     of_jax = {
@@ -563,9 +557,12 @@ def torch_problems(
         yield Problem(f"model.{name}", message, "Leave it out, or leave out the trainer.")
     if model.remat == "dots":
         yield Problem("model.remat", "is dots, but torch recomputes all or nothing.", "Use full, or none.")
+    optimizer, base = training.inner_optimizer, None if part is None else part.base
     if optimizer.factory is None and optimizer.kind not in ("adamw", "muon"):
         message = f"is {optimizer.kind}, but trainer.kind is torch, which has adamw and muon."
         remedy = "Use one of these, or a factory such as torch.optim:Adafactor."
         yield Problem("training.inner_optimizer.kind", message, remedy)
     for index, entry in enumerate(islands):
-        yield from device_mesh.torch_problems(f"islands.{index}", entry.hosts, entry.accelerators, entry.accelerator)
+        sizes = entry.batch_size or training.batch_size, entry.accumulation or training.accumulation
+        named = optimizer.factory or optimizer.kind
+        yield from device_mesh.torch_problems(f"islands.{index}", entry, named, base, *sizes)

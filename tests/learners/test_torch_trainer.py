@@ -6,9 +6,11 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -20,18 +22,24 @@ import yaml
 
 from api.commands.checkpoints import merged_in_torch
 from api.jobs.path_check import with_weights_digest
+from learners import checkpointing
 from learners.factories import trainer_of
 from learners.island_spec import IslandSpec
 from learners.job_check import findings
+from orchestrator.checkpoints.folder import Folder
+from orchestrator.checkpoints.manifest import PART, PART_BYTES_MAX, decode_part
+from orchestrator.core.vocabulary import Incarnation
 from orchestrator.errors import ConfigurationError, DataError, InvalidJobSpec
 from orchestrator.models.huggingface import adapters, export, origin
 from orchestrator.models.huggingface.configuration import decoder_of
 from orchestrator.models.huggingface.layout import sources_of
 from orchestrator.specification.config import parse_job
+from orchestrator.system.ports import free_port
 from orchestrator.system.roots import EVERYTHING
 from tests.documents import DOCS, ROOT, blocks
+from tests.learners.host_processes import HOSTS, ONE, STEPS, cut_of, island_named
 from tests.learners.test_conversations import QWEN, ROWS
-from tests.waiting import wait_until
+from tests.waiting import PATIENCE_S, wait_until
 
 torch = pytest.importorskip("torch", reason="needs torch: make torch-test has it")
 transformers = pytest.importorskip("transformers", reason="needs transformers: make torch-test has it")
@@ -483,6 +491,66 @@ def test_an_island_with_other_weights_than_the_submission_had_does_not_start(tmp
         trainer_of(IslandSpec.of(document), 0, 1)
 
 
+# ── several processes ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("part", [{}, LORA], ids=["whole", "adapters"])
+def test_two_processes_take_the_steps_of_one_and_each_continues_what_the_other_saved(
+    tmp_path: Path, part: dict[str, Any]
+) -> None:
+    """Real processes with FSDP2 over gloo, without Ray, on conversations whose weights the two halves share unequally."""
+    folder, changes = llama(tmp_path / "llama"), {"training": {"accumulation": 2, "z_loss": 0.01}, **part}
+    alone = chat(tmp_path, folder, **changes)
+    together = chat(tmp_path, folder, islands=[{"node_group": "a", "count": 2, "hosts": HOSTS}], **changes)
+    one, steps = trainer_of(alone, 0, 2), range(STEPS)
+    one.warm_up()
+    expected = [one.step(step).loss for step in steps]
+    files = Folder.own(tmp_path)
+    checkpointing.write(cut_of(one.export_state(), {}), files, ONE, Incarnation(1))
+    following = one.step(STEPS).loss
+    command = [sys.executable, "-m", "tests.learners.torch_processes"]
+    document = json.dumps({name: each for name, each in together.document.items() if name != "roots"})
+    port = str(free_port())
+    ranks = [
+        subprocess.Popen(
+            [*command, str(rank), port, document, str(tmp_path)],
+            env=os.environ | {"JAX_PLATFORMS": "cpu"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        for rank in range(HOSTS)
+    ]
+    try:
+        said = [rank.communicate(timeout=PATIENCE_S) for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    assert [rank.returncode for rank in ranks] == [0, 0], b"\n".join(errors[-3000:] for _, errors in said).decode()
+    answers = [json.loads(answer.splitlines()[-1]) for answer, _ in said]
+    for answer in answers:
+        assert answer["losses"] == pytest.approx(expected, rel=1e-4)
+        assert answer["following"] == pytest.approx([following], rel=1e-4)
+        assert answer["moved"]
+    assert "another process of the island cannot be reached" in answers[0]["lost"]
+    for name, shape in one.tensor_shapes().items():
+        (first, *_), (second, *_) = (answer["parts"][name] for answer in answers)
+        assert first[0] == 0
+        assert first[1] == second[0]
+        assert second[1] == shape[0]
+    parts = [
+        decode_part(files.sub(island_named("fsdp", rank)).read(PART, PART_BYTES_MAX), PART) for rank in range(HOSTS)
+    ]
+    both = parts[0]
+    for file in parts[1].files:
+        name = file.name.replace("arrays", "arrays-1")
+        content = files.sub(island_named("fsdp", 1)).read(file.name, file.size)
+        files.sub(island_named("fsdp", 0)).write(name, content)
+        both = replace(both, files=(*both.files, replace(file, name=name)))
+    one.import_state(checkpointing.read(files, both))
+    one.seek(STEPS)
+    assert one.step(STEPS).loss == pytest.approx(following, rel=1e-4)
+
+
 class Wrong:
     """Factories of modules that cannot train, each with what is said."""
 
@@ -564,7 +632,11 @@ def test_an_optimizer_that_is_none_is_refused(mine: ModuleType, inner: dict[str,
         ({"model": {"preset": "qwen3-20m"}}, "model.preset"),
         ({"model": {"remat": "dots"}}, "model.remat"),
         ({"inner_optimizer": {"kind": "lion"}}, "training.inner_optimizer.kind"),
-        ({"islands": [{"node_group": "a", "hosts": 2}]}, "islands.0.hosts"),
+        ({"islands": [{"node_group": "a", "hosts": 2}], "inner_optimizer": {"kind": "muon"}}, "islands.0.hosts"),
+        ({"islands": [{"node_group": "a", "hosts": 2}], "evaluation": {"on": "islands"}}, "evaluation.on"),
+        ({"islands": [{"node_group": "a", "hosts": 3}]}, "islands.0.hosts"),
+        ({"islands": [{"node_group": "a", "hosts": 2, "accumulation": 4}]}, "islands.0.hosts"),
+        ({"islands": [{"node_group": "a", "mesh": {"fsdp": 2}}]}, "islands.0.mesh"),
         ({"islands": [{"node_group": "a", "accelerator": "gpu", "accelerators": 2}]}, "islands.0.accelerators"),
     ],
 )
