@@ -86,11 +86,11 @@ class IslandSpec:
         return self.batch_size * self.job.data.sequence_length
 
     @property
-    def host_count(self) -> int:
-        """Processes of this island, one on each host."""
-        return 1 if self.own is None else self.own.hosts
+    def process_count(self) -> int:
+        """Processes of this island."""
+        return 1 if self.own is None else self.own.process_count
 
     @property
     def accelerator_count(self) -> int:
-        """Devices that the specification promises on each host; 0 where it promises none."""
-        return 0 if self.own is None else self.own.accelerators
+        """Devices that the specification promises each process; 0 where it promises none."""
+        return 0 if self.own is None else self.own.accelerators // self.own.processes_per_host

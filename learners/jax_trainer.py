@@ -83,7 +83,7 @@ class JaxTrainer:
         model.require_batches(built, spec)
         self._inner, self._horizon_steps = spec.job.training.inner_optimizer, spec.job.horizon_steps
         self._optimizer = optimizers.build(self._inner, built.roles)
-        self._devices = jax.devices() if spec.host_count > 1 else jax.local_devices()
+        self._devices = jax.devices() if spec.process_count > 1 else jax.local_devices()
         self._mesh = mesh.of_island(spec, self._devices)
         self._batch_sharding = mesh.batch_sharding(self._mesh, spec.batch_size)
         self._makers: dict[str, Any] = {}

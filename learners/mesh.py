@@ -37,7 +37,7 @@ def of_island(spec: IslandSpec, devices: Sequence[jax.Device]) -> Mesh:
     number is not divisible.
     """
     section = {} if spec.own is None else _mesh_of(spec.own)
-    promised = spec.accelerator_count * spec.host_count
+    promised = spec.accelerator_count * spec.process_count
     problems = list(device_mesh.mesh_problems(spec.path, section, len(devices), spec.batch_size, spec.accumulation))
     if spec.own is not None and promised and (promised != len(devices) or devices[0].platform == "cpu"):
         problems = [

@@ -50,7 +50,7 @@ class SyntheticTrainer:
         self._batch_size, self._tokens_per_step = spec.batch_size, spec.tokens_per_step
         self._target = self._random(1)
         self._parameters = self._random(0)
-        self._host_count = spec.host_count
+        self._process_count = spec.process_count
         self._sequence_count = spec.job.evaluation.sequences
         self._steps = 0
         self._cursor = 0
@@ -93,7 +93,7 @@ class SyntheticTrainer:
     def held(self, piece: str) -> HeldPart:
         named = piece_named(piece)
         shape = named.shape(self.tensor_shapes()[named.tensor])
-        return HeldPart(tuple((0, size) for size in shape), tuple(range(self._host_count)))
+        return HeldPart(tuple((0, size) for size in shape), tuple(range(self._process_count)))
 
     def snapshot(self, pieces: Iterable[str]) -> HostCopy:
         # a step creates new arrays, so the present ones can be given away as they are
@@ -112,7 +112,10 @@ class SyntheticTrainer:
         return HostCopy({**parameters, "steps": np.array(self._steps)})
 
     def held_state(self, pieces: Iterable[str]) -> Mapping[str, HeldPart]:
-        return {"steps": HeldPart((), tuple(range(self._host_count))), **{piece: self.held(piece) for piece in pieces}}
+        return {
+            "steps": HeldPart((), tuple(range(self._process_count))),
+            **{piece: self.held(piece) for piece in pieces},
+        }
 
     def import_state(self, state: Mapping[str, np.ndarray]) -> None:
         tensors = joined(state)

@@ -278,6 +278,28 @@ def test_a_mesh_that_does_not_divide_a_built_in_model_is_refused_before_the_job_
     assert re.search(said, found[f"islands.1.{path}"])
 
 
+@pytest.mark.parametrize(
+    ("trainer", "island", "said"),
+    [
+        ({}, {}, "a process that trains in JAX uses all accelerators"),
+        ({"trainer": "learners.synthetic:create"}, {}, None),
+        ({"trainer": "mine.trainers:create"}, GPUS, None),
+        ({"trainer": "mine.trainers:create"}, GPUS | {"accelerators": 3}, "does not divide the 3 accelerators"),
+        ({"trainer": "mine.trainers:create"}, GPUS | {"accelerator": "tpu"}, "all chips of a TPU host"),
+    ],
+)
+def test_a_host_has_several_processes_only_if_they_can_share_its_accelerators(
+    trainer: dict, island: dict, said: str | None
+) -> None:
+    document = SMALLEST | trainer | {"islands": [{"node_group": "a", "hosts": 3, "processes_per_host": 2, **island}]}
+    if said is None:
+        assert parse_job(document).islands[0].process_count == 6
+        return
+    found = problems(document)
+    assert list(found) == ["islands.0.processes_per_host"]
+    assert said in found["islands.0.processes_per_host"]
+
+
 @pytest.mark.parametrize("name", ["a.JSON.GZ", "a.ndjson.zstd", "a.txt.zst", "a.arrayrecord", "a.pq", "README"])
 def test_files_and_streamed_sources_take_files_of_the_same_names(name: str) -> None:
     parse_job(SMALLEST | {"data": {"source": "files", "files": [f"/{name}"]}})

@@ -195,7 +195,9 @@ class Service:
 
     def host_counts(self, job: str) -> dict[IslandId, int]:
         """Return the number of hosts of each island and standby, from the specification."""
-        return {island: section.hosts for island, section in sections_of_row(self._row(job), slots=True).items()}
+        return {
+            island: section.process_count for island, section in sections_of_row(self._row(job), slots=True).items()
+        }
 
     def run(self, job: str) -> Run:
         """Return the job's run folder. Uses only the store and the disk, so it is cheap and works without the cluster."""

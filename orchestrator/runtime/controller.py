@@ -253,7 +253,7 @@ class Controller:
     ) -> tuple[ActorHandle[IslandInterface], ...]:
         """The processes of this life, by rank; none where Ray has no place for all of them."""
         book, selector = logbook.island_logbook(self._run_dir, *life), self._nodes.selector(self._job, life[0], wanted)
-        if section.hosts == 1:
+        if section.process_count == 1:
             return (spawn_island(self._job, life, section, wanted, selector, book),)
         return spawn_gang(self._job, life, section, wanted, gang, selector, book, CAPACITY_WAIT_S)
 
@@ -381,7 +381,7 @@ class Controller:
             self._actors.pop(life, None)
             self._placements.pop(life, None)
             booking = self._bookings.pop(life, life)
-        if self._sections[island].hosts > 1:
+        if self._sections[island].process_count > 1:
             cluster.cancel_booking(island_name(self._job, *booking))
         self._orphans.discard([life])
         self._logs.end(life)
@@ -432,7 +432,7 @@ class Controller:
 
     def _named(self, island: IslandId, incarnation: Incarnation) -> tuple[ActorHandle[IslandInterface], ...]:
         name = island_name(self._job, island, incarnation)
-        ranks = (cluster.actor_named(rank_name(name, rank)) for rank in range(self._sections[island].hosts))
+        ranks = (cluster.actor_named(rank_name(name, rank)) for rank in range(self._sections[island].process_count))
         return tuple(actor for actor in ranks if actor is not None)
 
     def _placed(self, island: IslandId, incarnation: Incarnation) -> Placement | None:
@@ -556,25 +556,21 @@ def spawn_gang(
     book: Logbook,
     timeout_s: float,
 ) -> tuple[ActorHandle[IslandInterface], ...]:
-    """Start the processes of an island of many hosts, as ``spawn_island`` does one, and return them by rank.
+    """Start the processes of an island of many, as ``spawn_island`` does one, and return them by rank.
 
-    Starts none if not all can be placed in time.
+    Starts none if not all can be placed in time. Those of a host have successive ranks and share what is booked there.
     """
     name = island_name(job, *life)
     selectors = [{GROUP_LABEL: section.node_group, **selector, **own} for own in gang.selectors]
     booking = cluster.booked(name, wanted, selectors, timeout_s)
     if booking is None:
         return ()
+    per_host = section.processes_per_host
+    share = {resource: amount / per_host for resource, amount in wanted.items()}
+    hosts = [cluster.in_booking(booking, rank // per_host) for rank in range(section.process_count)]
     return tuple(
-        _spawned(
-            rank_name(name, rank),
-            life,
-            section,
-            wanted,
-            cluster.in_booking(booking, rank),
-            rank_logbook(book, rank),
-        )
-        for rank in range(len(selectors))
+        _spawned(rank_name(name, rank), life, section, share, host, rank_logbook(book, rank))
+        for rank, host in enumerate(hosts)
     )
 
 
@@ -597,4 +593,6 @@ def _spawned(
         "enable_task_events": False,
         **where,
     }
-    return cluster.start_actor(island_class, options, life[0], environment_of(section), book, abandoned_after_s())
+    return cluster.start_actor(
+        island_class, options, life[0], environment_of(section.accelerator, wanted["CPU"]), book, abandoned_after_s()
+    )

@@ -271,14 +271,14 @@ class Evaluation:
     def _made(self, group: str) -> ActorHandle[EvaluatorInterface]:
         """Another evaluator there. Also called in the supervisor's thread."""
         self._evaluators_made += 1
-        context, number = self._context, self._evaluators_made
+        context, number, own = self._context, self._evaluators_made, self._context.spec.evaluation
         self._memberships[group] = self._shard.channel.evaluator_membership(number)
         evaluator_class: EvaluatorFactory = cluster.actor_class(EVALUATOR_CLASS)
         return cluster.start_actor(
             evaluator_class,
             {**self._options(evaluator_name(context.job, number, group), group), "max_restarts": 0},
             context.spec.model_dump(mode="json") | {"roots": context.roots},
-            environment_of(context.spec.evaluation) if group else HEAD_ENVIRONMENT,
+            environment_of(own.accelerator, own.cpus) if group else HEAD_ENVIRONMENT,
             service_logbook(context.run_dir, "evaluator", self._logbook_number),
             0 if group else HEAD_NICENESS,
         )

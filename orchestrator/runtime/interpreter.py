@@ -86,7 +86,7 @@ class Interpreter:
         self._parts = PartCollector(context, workers.checkpoints, workers.shard.channel.endpoint)
         self._resolve, self._finish, self._hand_over = resolve, finish, hand_over
         sections = {**context.spec.island_sections(slots=True), **context.spec.standby_sections()}
-        self._host_counts = {island: section.hosts for island, section in sections.items()}
+        self._process_counts = {island: section.process_count for island, section in sections.items()}
         self._catch_ups = CatchUps(context, self._connection, self._name, workers.shard, workers.checkpoints)
         self._connections: dict[Life, Connection] = {}
         self._orphans: dict[Life, Connection] = {}  # over, and silent when that was decided
@@ -322,8 +322,9 @@ class Interpreter:
         self, island: IslandId, incarnation: Incarnation, actor: ActorHandle[IslandInterface], *, lost: bool = False
     ) -> Connection:
         process = self._processes.get((island, incarnation), (island, incarnation))
-        channel, host_count = self._shard.channel, self._host_counts[island]
-        named = [cluster.actor_named(rank_name(self._name(island, incarnation), rank)) for rank in range(1, host_count)]
+        channel, process_count = self._shard.channel, self._process_counts[island]
+        name = self._name(island, incarnation)
+        named = [cluster.actor_named(rank_name(name, rank)) for rank in range(1, process_count)]
         # where one is gone so is the island, which says so itself
         ranks = [(actor, channel.membership(process))]
         ranks += [
@@ -359,9 +360,9 @@ class Interpreter:
             log.warning("the controller does not %s %s.%s: %s", method.__name__, island, incarnation, first_line(error))
             if (island, incarnation) not in self._processes.values():
                 name = self._name(island, incarnation)
-                for rank in range(self._host_counts[island]):
+                for rank in range(self._process_counts[island]):
                     cluster.end_actor_named(rank_name(name, rank))
-                if self._host_counts[island] > 1:
+                if self._process_counts[island] > 1:
                     cluster.cancel_booking(name)
 
 

@@ -90,7 +90,7 @@ class Delayed:
 
 @dataclass(frozen=True, slots=True)
 class Gang:
-    """The nodes of an island of many hosts: the labels of each process's node, by rank."""
+    """The nodes of an island of many hosts: the labels of each, in the order of their processes' ranks."""
 
     selectors: tuple[Mapping[str, str], ...]
 
@@ -109,23 +109,23 @@ class Booking(Protocol):
 
 
 def resources_of(section: Booking) -> dict[str, float]:
-    """Return what one process of this section, an island or an evaluator, books on its node."""
+    """Return what this section books on a node, for an evaluator, or for all processes that an island has there."""
     wanted = {"CPU": section.cpus}
     if section.accelerators:
         wanted[section.accelerator.upper()] = float(section.accelerators)
     return wanted
 
 
-def environment_of(section: Booking) -> dict[str, str]:
-    """Return the variables that one process of this section sets before it imports JAX.
+def environment_of(accelerator: str, cpus: float) -> dict[str, str]:
+    """Return the variables that a process with so many CPUs sets before it imports JAX or PyTorch.
 
     Not Ray's ``runtime_env``, which costs a process of its own instead of a waiting one. CPU islands share cores with
     others: each gets as many threads as it books CPUs, or four of them would run eight threads on two cores.
     """
     quiet = {"TF_CPP_MIN_LOG_LEVEL": "2"}
-    if section.accelerator != "cpu":
+    if accelerator != "cpu":
         return quiet
-    threads = str(max(1, round(section.cpus)))
+    threads = str(max(1, round(cpus)))
     names = ("PJRT_NPROC", "NPROC", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
     return {**quiet, "JAX_PLATFORMS": "cpu", **dict.fromkeys(names, threads)}
 

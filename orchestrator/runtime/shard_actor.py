@@ -426,10 +426,10 @@ class ShardActor:
 
 
 def calls_at_once(spec: JobSpec) -> int:
-    """Return how many calls a shard answers at once: each host of each island may have an offer pulled, twice over while
+    """Return how many calls a shard answers at once: each process of each island may have an offer pulled, twice over while
     its island is replaced. If such pulls took all threads, those that end them would not be answered.
     """
-    return CALLS_MIN + 2 * sum(section.hosts for section in spec.island_sections(slots=True).values())
+    return CALLS_MIN + 2 * sum(section.process_count for section in spec.island_sections(slots=True).values())
 
 
 def _locked(path: Path) -> Any:

@@ -117,6 +117,7 @@ Seed = Annotated[int, Field(strict=True, ge=0, le=2**31 - 1)]
 IslandCount = Annotated[int, Field(strict=True, ge=1, le=ISLANDS_MAX)]
 IslandCountFromZero = Annotated[int, Field(strict=True, ge=0, le=ISLANDS_MAX)]
 HostCount = Annotated[int, Field(strict=True, ge=1, le=1024)]
+ProcessCount = Annotated[int, Field(strict=True, ge=1, le=64)]
 HostNumber = Annotated[int, Field(strict=True, ge=0, lt=1024)]
 
 AxisLength = Annotated[int, Field(strict=True, ge=1, le=2**16)]

@@ -74,9 +74,9 @@ class JobSpec(Section):
     @model_validator(mode="after")
     def _measures_on_islands(self) -> Self:
         """Have islands measure Θ if several shards share it, because no other process should hold all of it (0225)."""
-        hosts, is_given = max(section.hosts for section in self.islands), "on" in self.evaluation.model_fields_set
+        most, is_given = max(each.process_count for each in self.islands), "on" in self.evaluation.model_fields_set
         several = self.synchroniser.shards > 1 and self.synchroniser.adoption == "rebase"
-        if several and hosts == 1 and not is_given and self.evaluation.node_group is None:
+        if several and most == 1 and not is_given and self.evaluation.node_group is None:
             object.__setattr__(self, "evaluation", self.evaluation.model_copy(update={"on": "islands"}))
         return self
 
@@ -161,7 +161,7 @@ class JobSpec(Section):
                     island=island,
                     node_group=NodeGroupId(section.node_group),
                     region=(regions or {}).get(section.node_group, section.node_group),
-                    accelerator_count=max(1, section.accelerators) * section.hosts,
+                    accelerator_count=max(section.processes_per_host, section.accelerators) * section.hosts,
                 )
                 for island, section in sections.items()
             )
@@ -329,10 +329,10 @@ def _begin_token_problems(job: JobSpec) -> Iterable[Problem]:
 
 
 def _measuring_island_problems(job: JobSpec) -> Iterable[Problem]:
-    if job.evaluation.on == "islands" and any(section.hosts > 1 for section in job.islands):
+    if job.evaluation.on == "islands" and any(section.process_count > 1 for section in job.islands):
         yield Problem(
             "evaluation.on",
-            "is islands, but an island of several hosts cannot measure.",
+            "is islands, but an island of several processes cannot measure.",
             "Have the head or a node group measure.",
         )
 
@@ -553,7 +553,7 @@ def _budget_size_problems(job: JobSpec) -> Iterable[Problem]:
 
 
 def _trainer_problems(job: JobSpec) -> Iterable[Problem]:
-    yield from training_sections.torch_problems(job.trainer, job.model, job.training, job.islands, job.trainable)
+    yield from training_sections.framework_problems(job.trainer, job.model, job.training, job.islands, job.trainable)
     fragments, parameters = job.synchroniser.fragments, job.synthetic.parameters
     if job.trainer.is_synthetic and parameters < fragments:
         message = f"is {fragments:,}, more than the {parameters:,} parameters of the model."

@@ -151,11 +151,27 @@ def host_problems(entry: str, mesh: Mapping[str, Any], host_count: int, devices_
     )
 
 
+def process_problems(entry: str, island: Placed, *, of_jax: bool) -> Iterable[Problem]:
+    """Yield a problem if a host of an island that does not train in PyTorch cannot have this many processes."""
+    count, where = island.processes_per_host, f"{entry}.processes_per_host"
+    if count > 1 and of_jax:
+        message = f"is {count}, but a process that trains in JAX uses all accelerators of its host."
+        yield Problem(where, message, "Leave it out; see islands.mesh.")
+    elif count > 1 and island.accelerator == "tpu":
+        yield Problem(where, f"is {count}, but one process uses all chips of a TPU host.", "Leave it out.")
+    elif island.accelerators % count:
+        message = f"is {count}, which does not divide the {island.accelerators} accelerators of a host."
+        yield Problem(where, message, "Use a divisor of accelerators.")
+
+
 class Placed(Protocol):
-    """The fields of an entry of ``islands`` that ``training_sections.torch_problems`` reads."""
+    """The fields of an entry of ``islands`` that ``training_sections.framework_problems`` reads."""
 
     @property
     def hosts(self) -> int: ...
+
+    @property
+    def processes_per_host(self) -> int: ...
 
     @property
     def accelerators(self) -> int: ...
@@ -180,21 +196,24 @@ def torch_problems(
 
     ``optimizer`` is a kind or a factory, ``base`` the format of frozen weights, if they have one of their own.
     """
-    if island.hosts > 1 and optimizer != "adamw":
-        message = f"is {island.hosts}, but the optimizer is {optimizer}, and torch splits only adamw over hosts."
-        yield Problem(f"{entry}.hosts", message, "Set it to 1, or use training.inner_optimizer.kind adamw.")
-    if island.hosts > 1 and base is not None:
-        message = f"is {island.hosts}, but trainable.base is {base}, which FSDP2 does not split."
-        yield Problem(f"{entry}.hosts", message, "Set it to 1, or leave trainable.base out.")
-    if island.hosts > 1 and batch_size % (parts := island.hosts * accumulation):
-        message = f"is {island.hosts}, but the batch has {batch_size} sequences, in {accumulation} parts of equal size."
-        remedy = f"Set batch_size to a multiple of {parts} (the nearest are {_nearest(batch_size, parts)})."
-        yield Problem(f"{entry}.hosts", message, remedy)
-    if island.accelerators > 1:
-        message = f"is {island.accelerators}, but trainer.kind is torch, whose processes use one GPU each."
-        yield Problem(
-            f"{entry}.accelerators", message, "Set it to 1, and use more islands, or hosts with one GPU each."
+    count = island.hosts * island.processes_per_host
+    where = f"{entry}.{'hosts' if island.hosts > 1 else 'processes_per_host'}"
+    if count > 1 and optimizer != "adamw":
+        message = f"gives an island {count} processes, but the optimizer is {optimizer}, and torch splits only adamw."
+        yield Problem(where, message, "Set it to 1, or use training.inner_optimizer.kind adamw.")
+    if count > 1 and base is not None:
+        message = f"gives an island {count} processes, but trainable.base is {base}, which FSDP2 does not split."
+        yield Problem(where, message, "Set it to 1, or leave trainable.base out.")
+    if count > 1 and batch_size % (parts := count * accumulation):
+        message = (
+            f"gives an island {count} processes, but its batch has {batch_size} sequences, in {accumulation} parts."
         )
+        remedy = f"Set batch_size to a multiple of {parts} (the nearest are {_nearest(batch_size, parts)})."
+        yield Problem(where, message, remedy)
+    if island.accelerators and island.accelerators != island.processes_per_host:
+        message = f"is {island.accelerators}, but trainer.kind is torch, and a torch process uses one GPU."
+        remedy = f"Set {entry}.processes_per_host to {island.accelerators}, or use more islands."
+        yield Problem(f"{entry}.accelerators", message, remedy)
     if island.accelerator == "tpu":
         message = "is tpu, but trainer.kind is torch, which trains on GPUs and CPUs."
         yield Problem(f"{entry}.accelerator", message, "Use gpu or cpu, or a model in JAX.")

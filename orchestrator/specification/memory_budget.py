@@ -199,14 +199,15 @@ def demand_of(spec: JobSpec, parameter_count: int) -> MemoryDemand:
     elsewhere = sync.shards if sync.shard_groups else 0
     head = parameter_count * (evaluator + (0.0 if elsewhere else shard))
 
-    def island(entry: IslandsSection) -> float:
+    def on_a_host(entry: IslandsSection) -> float:
         mesh, on_cpu = entry.mesh.model_dump(), not entry.accelerators
         trained = island_bytes_per_parameter(on_cpu=on_cpu, saves=saves, hosts=entry.hosts, mesh=mesh)
-        return parameter_count * trained + (frozen * _parts(entry.hosts, mesh)[Extent.COPIES] if on_cpu else 0.0)
+        held = frozen * _parts(entry.hosts, mesh)[Extent.COPIES] if on_cpu else 0.0
+        return (parameter_count * trained + held) * entry.processes_per_host
 
     return MemoryDemand(
         head + (frozen if spec.evaluation.on == "head" else 0.0),
-        tuple(map(island, spec.islands)),
+        tuple(map(on_a_host, spec.islands)),
         (parameter_count * shard / sync.shards,) * elsewhere,
     )
 
@@ -245,8 +246,8 @@ def memory_problems(spec: JobSpec, parameter_count: int, nodes: Sequence[NodeMem
                 )
             )
     for index, (entry, island) in enumerate(zip(spec.islands, demand.islands, strict=True)):
-        process_count = entry.hosts * (entry.count + entry.standby)
-        amounts[entry.node_group] = amounts.get(entry.node_group, 0.0) + island * process_count
+        host_count = entry.hosts * (entry.count + entry.standby)
+        amounts[entry.node_group] = amounts.get(entry.node_group, 0.0) + island * host_count
         there = sorted((node.memory_bytes for node in nodes if node.group == entry.node_group), reverse=True)
         if there and there[0] and len(there) >= entry.hosts and island > there[entry.hosts - 1]:
             one = "one island" if entry.hosts == 1 else f"each of the {entry.hosts} hosts of an island"

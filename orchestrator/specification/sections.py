@@ -32,6 +32,7 @@ from orchestrator.specification.bounds import (
     NodeGroups,
     ParameterCount,
     Port,
+    ProcessCount,
     Ratio,
     RatioBelowOne,
     RecordCount,
@@ -200,7 +201,7 @@ class IslandsSection(Section):
     """One or more islands on one node group. ``accelerators: 0`` means CPU; ``cpus`` is the number that Ray reserves.
 
     ``hosts``, ``mesh``, ``batch_size`` and ``accumulation`` apply to one island; ``accelerators`` and ``cpus`` apply to each
-    of its hosts.
+    of its hosts, whose ``processes_per_host`` share them equally.
 
     The islands from ``count`` up to ``count_max`` have a name and a data shard from the beginning, but a process only after
     the job is scaled up. In addition, ``standby`` processes wait to replace lost islands.
@@ -219,6 +220,9 @@ class IslandsSection(Section):
     accelerators: AcceleratorCount = 0
     cpus: Cpus = 1.0
     hosts: HostCount = 1
+    processes_per_host: ProcessCount = Field(
+        1, description="with trainer.kind torch, as many as accelerators: a process uses one GPU"
+    )
     mesh: MeshSection = MeshSection.model_construct()
     batch_size: SequenceCount | None = Field(
         None, description="sequences in one inner step of one island; training.batch_size if absent"
@@ -226,6 +230,11 @@ class IslandsSection(Section):
     accumulation: MicrobatchCount | None = Field(
         None, description="parts in which one island processes a batch; training.accumulation if absent"
     )
+
+    @property
+    def process_count(self) -> int:
+        """Return the number of processes of one island."""
+        return self.hosts * self.processes_per_host
 
     @property
     def has_slots(self) -> bool:

@@ -532,18 +532,20 @@ def objective_problems(training: TrainingSection, data: DataSection, trainer: Tr
         yield Problem("training.z_loss", message, "Set it to 0.")
 
 
-def torch_problems(
+def framework_problems(
     trainer: TrainerSection,
     model: ModelSection,
     training: TrainingSection,
     islands: Iterable[device_mesh.Placed],
     part: TrainableSection | None,
 ) -> Iterator[Problem]:
-    """Yield a problem for everything that is set and that only JAX models have, if the trainer is one of torch.
+    """Yield a problem for everything that is set and that the trainer does not have, such as settings of JAX with torch.
 
     ``part`` is what is trained.
     """
     if trainer.kind != "torch":
+        for index, entry in enumerate(islands):
+            yield from device_mesh.process_problems(f"islands.{index}", entry, of_jax=trainer.is_built_in)
         return
     of_jax = {
         "preset": None if model.preset == "nano" else model.preset,

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -39,13 +41,14 @@ from orchestrator.system.roots import EVERYTHING
 from tests.documents import DOCS, ROOT, blocks
 from tests.learners.host_processes import HOSTS, ONE, STEPS, cut_of, island_named
 from tests.learners.test_conversations import QWEN, ROWS
+from tests.ray.jobs import gone
 from tests.waiting import PATIENCE_S, wait_until
 
 torch = pytest.importorskip("torch", reason="needs torch: make torch-test has it")
 transformers = pytest.importorskip("transformers", reason="needs transformers: make torch-test has it")
 torch_model: Any = import_module("learners.torch_model")
 PAGE = (DOCS / "guide" / "pytorch.md").read_text()
-MODULE, (JOB, OWN_MODULE, ADAPTERS) = (
+MODULE, (JOB, OWN_MODULE, ADAPTERS, SEVERAL) = (
     next(block.text for block in blocks(PAGE) if block.kind == "python"),
     [yaml.safe_load(block.text) for block in blocks(PAGE) if block.kind == "yaml"],
 )
@@ -637,6 +640,7 @@ def test_an_optimizer_that_is_none_is_refused(mine: ModuleType, inner: dict[str,
         ({"islands": [{"node_group": "a", "hosts": 3}]}, "islands.0.hosts"),
         ({"islands": [{"node_group": "a", "hosts": 2, "accumulation": 4}]}, "islands.0.hosts"),
         ({"islands": [{"node_group": "a", "mesh": {"fsdp": 2}}]}, "islands.0.mesh"),
+        ({"islands": [{"node_group": "a", "processes_per_host": 3}]}, "islands.0.processes_per_host"),
         ({"islands": [{"node_group": "a", "accelerator": "gpu", "accelerators": 2}]}, "islands.0.accelerators"),
     ],
 )
@@ -653,6 +657,12 @@ def test_a_job_is_checked_without_a_cluster(tmp_path: Path, mine: ModuleType) ->
     vars(mine)["build"] = lambda spec: Wrong.not_causal()
     (problem,) = findings(own({}).document)["problems"]
     assert problem["path"] == "trainer.model"
+
+
+def test_the_entries_of_the_page_are_islands_of_several_processes(mine: ModuleType) -> None:
+    job = own(islands=SEVERAL["islands"], training={"batch_size": 16}).job
+    assert [island.process_count for island in job.islands] == [8, 2]
+    assert [plan.accelerator_count for plan in job.policy().islands] == [8, 2]
 
 
 # ── a live job ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -686,6 +696,52 @@ class Shell:
 
 def merges_of(job: dict[str, Any]) -> int:
     return sum(int(fragment["version"]) for fragment in job["fragments"])
+
+
+def processes_of(folder: Path, island: str, incarnation: int) -> list[int]:
+    """Return the process numbers of an island of two processes, by rank, from its logbooks."""
+    books = [folder / f"{island}{rank}-{incarnation}.log" for rank in ("", "-host1")]
+    wait_until(lambda: all(book.exists() and "is process" in book.read_text() for book in books), "logbooks")
+    return [int(re.findall(r"is process (\d+)", book.read_text())[-1]) for book in books]
+
+
+@pytest.mark.soak("two live jobs with two islands each")
+def test_an_island_of_two_processes_on_one_node_dies_as_one_and_is_resumed_as_one_process(tmp_path: Path) -> None:
+    shell, folder = Shell(tmp_path), saved(tmp_path / "models" / "gpt2")
+    entry = JOB["islands"][0]
+    document = {**JOB, "trainer": {"kind": "torch", "model": str(folder)}, "budget": {"steps": 100_000}}
+    shell.atoll("up", "--runs", str(tmp_path / "runs"), "--data", str(tmp_path))
+    try:
+        job = shell.submit(document | {"islands": [entry | {"processes_per_host": 2}, *JOB["islands"][1:]]})
+        name = entry["node_group"]
+
+        def trained(job: str, incarnation: int, since: int = 0) -> int:
+            """Return the steps of the island of two processes, after 20 more of this life and a merge; 0 before."""
+            shown = shell.job(job)
+            assert shown["state"] not in ("failed", "cancelled"), shown
+            (own,) = (each for each in shown["islands"] if each["island"] == name)
+            is_it = (own["state"], own["incarnation"]) == ("training", incarnation) and merges_of(shown) > 0
+            return int(own["steps_total"]) if is_it and own["steps_total"] >= since + 20 else 0
+
+        logs = tmp_path / "runs" / job / "logs" / "islands"
+        last = wait_until(lambda: trained(job, 1), "steps of the island", 2.0)
+        first = processes_of(logs, name, 1)
+        os.kill(first[1], signal.SIGKILL)
+        wait_until(lambda: all(map(gone, first)), "the end of its other process")
+        wait_until(lambda: trained(job, 2, last), "steps of its next life", 2.0)
+        pids = processes_of(logs, name, 2)
+        assert not any(map(gone, pids))
+        shell.atoll("checkpoint", job)
+        wait_until(lambda: json.loads(shell.atoll("checkpoints", job, "--json")), "a checkpoint", 2.0)
+        shell.atoll("cancel", job)
+        wait_until(lambda: all(map(gone, pids)), "the end of its processes")
+        done = merges_of(shell.job(job))
+        resumed = shell.submit(document, "--resume", job)
+        wait_until(lambda: trained(resumed, 1), "steps of the resumed job", 2.0)
+        wait_until(lambda: merges_of(shell.job(resumed)) > done, "a merge of the resumed job", 2.0)
+        shell.atoll("cancel", resumed)
+    finally:
+        shell.atoll("down")
 
 
 FORMATS = {"folder": "huggingface", "module": "safetensors", "adapters": "peft"}

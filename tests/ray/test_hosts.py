@@ -8,6 +8,7 @@ import signal
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
+import psutil
 import pytest
 
 from orchestrator.core import commands, events
@@ -164,6 +165,23 @@ def test_a_standby_of_two_hosts_takes_the_place_of_a_killed_gang(started: Callab
     wait_until(lambda: gone(standby), "the end of the other process of what was the standby")
     job.wait_for_merge("pair", 3)
     assert job.island("slice")["incarnation"] == 1
+    job.command(commands.Cancel())
+    job.wait_for_end()
+    assert_sound(job)
+
+
+@soak
+def test_the_processes_of_one_host_are_on_one_node_and_die_as_one(started: Callable[..., Job]) -> None:
+    made = synthetic(ENDLESS, ("pair", "europe"))
+    made["islands"][0] |= {"processes_per_host": 2}
+    job = started(made)
+    for incarnation in (1, 2):
+        job.wait_for_merge("pair", incarnation)
+        pids = pids_of(job, "pair", incarnation)
+        assert len({psutil.Process(pid).ppid() for pid in pids}) == 1  # the raylet of the node
+        os.kill(pids[2 - incarnation], signal.SIGKILL)
+        wait_until(lambda pids=pids: all(map(gone, pids)), "the end of its other process")
+    job.wait_for_merge("pair", 3)
     job.command(commands.Cancel())
     job.wait_for_end()
     assert_sound(job)
