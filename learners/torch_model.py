@@ -439,15 +439,27 @@ def with_others() -> Iterator[None]:
 def sharded(module: nn.Module) -> None:
     """Split the module's parameters over the island's processes by their rows, in FSDP2's way.
 
-    A block of a list of modules is gathered at a time.
+    A block is gathered at a time. Each goes to the process's device only when it is split, because all of the model may
+    not fit there.
     """
     mesh = torch.distributed.init_device_mesh(device_type(), (process_of_island()[1],))
     split = guarded(f"splitting of the model of {MODEL}", with_others()(fully_shard))
-    for group in [each for each in module.modules() if isinstance(each, nn.ModuleList)]:
-        for block in group:
-            if any(True for _ in block.parameters()):
-                split(block, mesh=mesh)
+    for block in blocks_of(module):
+        split(block, mesh=mesh)
     split(module, mesh=mesh)
+
+
+def blocks_of(module: nn.Module) -> Iterator[nn.Module]:
+    """Yield the members with parameters of the module's outermost lists.
+
+    Those of inner lists, such as experts, may not all run in a step, and processes that gather different ones would wait
+    for each other.
+    """
+    for child in module.children():
+        if isinstance(child, nn.ModuleList):
+            yield from (each for each in child if any(True for _ in each.parameters()))
+        else:
+            yield from blocks_of(child)
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:

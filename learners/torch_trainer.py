@@ -97,7 +97,6 @@ class TorchTrainer:
         self._device = torch.device(device_type())
         self._rank, self._size = process_of_island()
         if self._size > 1:
-            self._module.to(self._device)
             sharded(self._module)
             self._parameters = trained_parameters(self._module)
             self._trained = True  # the parameters of version 0 are made anew, whole

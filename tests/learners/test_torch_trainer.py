@@ -494,10 +494,19 @@ def test_an_island_with_other_weights_than_the_submission_had_does_not_start(tmp
         trainer_of(IslandSpec.of(document), 0, 1)
 
 
+def test_blocks_are_gathered_whole_with_the_lists_in_them() -> None:
+    def block() -> Any:
+        return torch.nn.ModuleDict({"experts": torch.nn.ModuleList([torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)])})
+
+    layers = torch.nn.ModuleList([block(), torch.nn.ReLU(), block()])
+    module = torch.nn.Sequential(torch.nn.Embedding(4, 2), torch.nn.ModuleDict({"layers": layers}))
+    assert list(torch_model.blocks_of(module)) == [layers[0], layers[2]]
+
+
 # ── several processes ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("part", [{}, LORA], ids=["whole", "adapters"])
+@pytest.mark.parametrize("part", [{}, LORA | {"model": {"remat": "full"}}], ids=["whole", "adapters"])
 def test_two_processes_take_the_steps_of_one_and_each_continues_what_the_other_saved(
     tmp_path: Path, part: dict[str, Any]
 ) -> None:
