@@ -390,8 +390,11 @@ def checkpoint_activations(module: nn.Module, name: str) -> None:
 # ── one of several processes ──────────────────────────────────────────────────────────────────────────────────────────
 
 
-def join_processes(host: str, port: int, rank: int, size: int) -> None:
-    """Make this process one of ``size`` that train one module together. Rank 0 listens on ``host``."""
+def join_processes(host: str, port: int, rank: int, size: int) -> tuple[int, ...]:
+    """Make this process one of ``size`` that train one module together. Rank 0 listens on ``host``.
+
+    Returns how many devices each has, by rank. If one lacks its GPU, none of them waits for it: they stay alone.
+    """
     from datetime import timedelta
 
     listening = socket.create_server((host, port), family=AF_INET6 if ":" in host else AF_INET) if rank == 0 else None
@@ -404,9 +407,13 @@ def join_processes(host: str, port: int, rank: int, size: int) -> None:
         timeout=timedelta(seconds=JOINED_S),
         master_listen_fd=None if listening is None else listening.detach(),
     )
-    backend = "nccl" if device_type() == "cuda" else "gloo"
-    silence = timedelta(seconds=SILENCE_S)
-    torch.distributed.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=silence)
+    is_on_cpu = os.environ.get("JAX_PLATFORMS") == "cpu"  # as the island's entry says
+    store.set(f"devices/{rank}", str(int(is_on_cpu or device_type() == "cuda")))
+    counts = tuple(int(store.get(f"devices/{number}")) for number in range(size))
+    if all(counts):
+        backend, silence = "gloo" if is_on_cpu else "nccl", timedelta(seconds=SILENCE_S)
+        torch.distributed.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=silence)
+    return counts
 
 
 def device_type() -> str:

@@ -67,8 +67,7 @@ def join_devices(rank: Rank, *, in_torch: bool = False) -> tuple[int, ...]:
     if in_torch:
         from learners.torch_model import join_processes
 
-        join_processes(rank.place.host, rank.place.devices_port, rank.number, rank.size)
-        return (1,) * rank.size
+        return join_processes(rank.place.host, rank.place.devices_port, rank.number, rank.size)
     import jax
 
     jax.config.update("jax_enable_preemption_service", False)

@@ -494,6 +494,13 @@ def test_an_island_with_other_weights_than_the_submission_had_does_not_start(tmp
         trainer_of(IslandSpec.of(document), 0, 1)
 
 
+def test_a_process_without_its_gpu_is_counted_before_others_wait_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("JAX_PLATFORMS", raising=False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert torch_model.join_processes("127.0.0.1", free_port(), 0, 1) == (0,)
+    assert not torch.distributed.is_initialized()
+
+
 def test_blocks_are_gathered_whole_with_the_lists_in_them() -> None:
     def block() -> Any:
         return torch.nn.ModuleDict({"experts": torch.nn.ModuleList([torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)])})

@@ -257,7 +257,7 @@ def test_hosts_with_fewer_devices_than_promised_end_the_job_before_it_begins(
     job.wait_for_end()
     view = job.status()["view"]
     assert view["outcome"] == "failed"
-    assert "islands.0.accelerators: promises 2 devices of each host, and host 0 has 1, host 1 has 1" in view["reason"]
+    assert "islands.0.accelerators: promises 2 devices per host, but host 0 has 1, host 1 has 1" in view["reason"]
     assert [event.incarnation for event in job.events(events.IslandPlaced, "slice")] == [1]
 
 
