@@ -44,7 +44,7 @@ WEB = frozenset(["http", "https"])
 """Protocols of data only, since nothing can be written there."""
 
 READ_AHEAD_BYTES = 4 << 20
-WEB_PATIENCE_S = 60.0
+WEB_PATIENCE_S, BEYOND_THE_END = 60.0, 416
 URL_LENGTH_MAX, NAME_LENGTH_MAX, COMPONENT_BYTES_MAX, SHOWN_MAX = 2000, 1000, 255, 200
 _PROTOCOL = re.compile(r"([a-z][a-z0-9+.-]*)://(.*)", re.DOTALL)
 _AUTHORITY = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*(:[0-9]{1,5})?")
@@ -333,6 +333,14 @@ def store_of(allowed: Allowed) -> tuple[Any, str]:
 # ── files on web servers ──────────────────────────────────────────────────────────────────────────────────────────────
 
 
+class Unanswered(OSError):
+    """A web server does not give a file. aiohttp's own exceptions quote the URL, which may be signed, and are logged."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(errno.EIO, f"the server answers {status}")
+        self.status = status
+
+
 @dataclass(frozen=True, slots=True)
 class WebSessions:
     """Opens sessions that follow a server's redirects to origins of the roots, and to public addresses by TLS, only.
@@ -349,9 +357,14 @@ class WebSessions:
 
         trace = aiohttp.TraceConfig()
         trace.on_request_redirect.append(self._refuse_inward)
+        trace.on_request_end.append(self._refuse_failures)
         patience = aiohttp.ClientTimeout(total=None, sock_connect=WEB_PATIENCE_S, sock_read=WEB_PATIENCE_S)
         headers = hub_headers() if self.is_hub else {}
         return aiohttp.ClientSession(trace_configs=[trace], timeout=patience, headers=headers, **options)
+
+    async def _refuse_failures(self, _session: Any, _context: Any, end: Any) -> None:
+        if end.response.status >= 400 and end.response.status != BEYOND_THE_END:  # which fsspec takes for no bytes
+            raise Unanswered(end.response.status)
 
     async def _refuse_inward(self, _session: Any, _context: Any, redirect: Any) -> None:
         source = redirect.url
@@ -422,9 +435,9 @@ def _web_bytes(store: Any, url: str) -> int:
         if status in (401, 403):
             reason = f"the server answers {status}: it wants a token with access, such as HF_TOKEN for the Hub"
             raise PermissionError(errno.EACCES, reason) from None
-        # the cause may quote a signed URL, which would be logged
-        reason = f"the server answers {status}" if status is not None else f"no answer: {type(cause).__name__}"
-        raise OSError(errno.EIO, reason) from None
+        if isinstance(cause, Unanswered):
+            raise cause from None
+        raise OSError(errno.EIO, f"no answer: {type(cause).__name__}") from None
     if size is None:
         raise OSError(errno.EIO, "the server does not say the file's size")
     return int(size)

@@ -13,6 +13,7 @@ from urllib.parse import unquote
 import pytest
 
 from api.jobs.path_check import problems_outside_roots
+from learners.streaming import documents
 from learners.streaming.documents import Reader, Unreadable
 from orchestrator.checkpoints.resumption import differences
 from orchestrator.errors import InvalidJobSpec, OutsideRoots
@@ -255,6 +256,7 @@ class Hub:
         self.gated: set[str] = set()
         self.token = ""
         self.elsewhere = ""
+        self.fails = False
         self.requests: list[tuple[str, str, str]] = []
         hub = self
 
@@ -288,6 +290,8 @@ class Hub:
             following = f'<{self.elsewhere or self.url}{path}?cursor={start + 2}>; rel="next"'
             more = {"Link": following} if start + 2 < len(files) else {}
             return self.send(request, json.dumps(page).encode(), more)
+        if parts[0] == "blobs" and self.fails and request.command == "GET":
+            return self.refuse(request, 503, "")
         if parts[0] == "blobs":
             return self.send(request, self.files["/".join(parts[1:3])]["/".join(parts[3:])])
         dataset, name = "/".join(parts[1:3]), "/".join(parts[5:])
@@ -295,7 +299,7 @@ class Hub:
             return self.refuse(request, 401, "GatedRepo")
         if parts[3:5] != ["resolve", COMMIT] or name not in self.files.get(dataset, {}):
             return self.refuse(request, 404, "EntryNotFound")
-        return self.redirect(request, f"{self.elsewhere}/blobs/{dataset}/{name}")
+        return self.redirect(request, f"{self.elsewhere}/blobs/{dataset}/{name}?Signature=secret")
 
     def redirect(self, request: BaseHTTPRequestHandler, location: str) -> None:
         request.send_response(302)
@@ -453,3 +457,18 @@ def test_what_is_gone_and_what_does_not_answer_are_different_things(hub: Hub) ->
     with pytest.raises(OSError, match="no answer") as failed:
         data_bytes(AllowedRoots.only("http://127.0.0.1:9"), "http://127.0.0.1:9/a.jsonl")
     assert not isinstance(failed.value, FileNotFoundError)
+
+
+def test_a_signed_address_is_not_quoted_when_a_server_fails(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(documents, "PAUSE_S", 0.0)
+    hub.files["owner/name"] = {"a.jsonl": LINES}
+    url = listed(hub).data.sources[0].files[0]
+    hub.fails = True
+    with open_data(roots_of(hub), url) as file, pytest.raises(OSError, match="the server answers 503") as failed:
+        file.read(10)
+    assert "secret" not in str(failed.value)
+    patient = Reader(roots_of(hub), "text", Unreadable(1))
+    patient.documents(url, 0, 1)
+    (reason,) = patient.unreadable.reasons.values()
+    assert "the server answers 503" in reason
+    assert "secret" not in reason
