@@ -38,11 +38,11 @@ MAY_IMPORT = {
     row: frozenset(names.split())
     for row, names in {
         "orchestrator.errors": "",
-        "orchestrator.system": "cryptography fsspec obstore orchestrator.errors psutil",
+        "orchestrator.system": "aiohttp cryptography fsspec obstore orchestrator.errors psutil",
         "orchestrator.text": "jinja2 orchestrator.errors orchestrator.specification.bounds orchestrator.system zstandard",
         "orchestrator.specification": """
-            fsspec orchestrator.core orchestrator.errors orchestrator.models orchestrator.parameters.codec.registry
-            orchestrator.system orchestrator.text pydantic yaml
+            fsspec httpx orchestrator.core orchestrator.errors orchestrator.models
+            orchestrator.parameters.codec.registry orchestrator.system orchestrator.text pydantic yaml
         """,
         "orchestrator.specification.bounds": "pydantic",
         "orchestrator.core": "orchestrator.errors",

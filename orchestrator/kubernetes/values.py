@@ -538,7 +538,7 @@ def _roots(values: Values) -> Iterator[Problem]:
         for index, root in enumerate(getattr(values.service, field)):
             path = f"service.{field}.{index}"
             try:
-                place = place_of(root)
+                place = place_of(root, "data" if field == "data" else "checkpoints")
             except ConfigurationError as error:
                 remedy = "Give an absolute folder, or a URL such as s3://BUCKET/PREFIX or gs://BUCKET/PREFIX."
                 yield Problem(path, f"is {root!r}: {error.detail}.", remedy)

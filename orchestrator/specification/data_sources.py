@@ -1,7 +1,8 @@
 """The sources of a job's data: their section of the specification, and the files of those that are on the Hugging Face Hub.
 
 ``with_hub_files`` replaces a data set's id by a list of files when a job is submitted, so that every island, and a restarted
-job, reads the same files whatever is published later. The files come from a folder with copies:
+job, reads the same files whatever is published later. Islands read them from the Hub by URLs with the commit, below a root.
+Without a network the files come from a folder with copies:
 
     MIRROR/datasets--OWNER--NAME/snapshots/COMMIT/…      the cache of Hugging Face's libraries (`hf download`)
     MIRROR/OWNER/NAME/…                                  a plain copy, which has no commit
@@ -13,6 +14,7 @@ splits. Responsible for names only: ``data_check`` opens files. Source: the repo
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -20,10 +22,11 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 from typing import Annotated, Any
+from urllib.parse import quote
 
 from pydantic import Field, model_validator
 
-from orchestrator.errors import AtollError, InvalidJobSpec, Problem, first_line
+from orchestrator.errors import AtollError, ConfigurationError, InvalidJobSpec, OutsideRoots, Problem, first_line
 from orchestrator.specification.bounds import (
     DatasetId,
     Digest,
@@ -35,13 +38,14 @@ from orchestrator.specification.bounds import (
     Word,
 )
 from orchestrator.system.plain import some_of
-from orchestrator.system.roots import AllowedRoots, open_data, shown
+from orchestrator.system.roots import AllowedRoots, hub_endpoint, hub_headers, open_data, place_of, shown
 from orchestrator.text import file_kinds, token_files
 
 FILES_MAX = 10_000
 """Of a data set: an island opens each to count its lines. More are fewer files if they are put together."""
 LISTED_MAX = 200_000
 CARD_BYTES_MAX = 1 << 20
+ANSWER_S, ANSWER_BYTES_MAX, REDIRECTS_MAX = 20.0, 16 << 20, 5
 DEFAULT_REVISION = "main"
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _CARD = re.compile(r"\ufeff?---[ \t]*\r?\n(.*?)\r?\n---[ \t]*(\r?\n|\Z)", re.DOTALL)
@@ -64,8 +68,9 @@ _LISTED_ENDINGS = re.compile(
 class HubSection(Section):
     """A data set of the Hugging Face Hub. ``hub: owner/name`` is short for ``hub: {dataset: owner/name}``.
 
-    The service finds the files of ``split`` when the job is submitted, in the ``mirror``: a folder with OWNER/NAME in it, or
-    a cache of Hugging Face's libraries. Every node needs the same folder, below a root (`atoll up --data`).
+    The service finds the files of ``split`` when the job is submitted, and islands read them from the Hub, which must be a
+    root (`atoll up --data https://huggingface.co`). With ``mirror`` they are read from a folder with OWNER/NAME in it, or a
+    cache of Hugging Face's libraries. Every node needs the same folder, below a root.
     """
 
     dataset: DatasetId
@@ -73,7 +78,7 @@ class HubSection(Section):
     split: Word = "train"
     held_out_split: Word | None = Field(default=None, description="files for the source's held-out loss")
     revision: Revision = Field(default=DEFAULT_REVISION, description="a branch, a tag or a commit")
-    mirror: Location
+    mirror: Location | None = Field(default=None, description="a folder with copies; if absent, the Hub (HF_ENDPOINT)")
     commit: Digest | None = Field(
         default=None, description="the commit whose files the job reads; none of a plain copy; filled in by the service"
     )
@@ -168,12 +173,14 @@ def with_hub_files(source: SourceSection, roots: AllowedRoots, path: str, *, is_
     if hub is None or hub.files_digest is not None:
         return source
     try:
-        listing = _mirrored(hub, hub.mirror, roots)
+        listing = _published(hub, roots) if hub.mirror is None else _mirrored(hub, hub.mirror, roots)
         splits = _splits(hub, listing, is_tokens)
         files = _of_split(hub, splits, "split", hub.split, listing, is_tokens)
         held_out = source.held_out
         if hub.held_out_split is not None:
             held_out = _of_split(hub, splits, "held_out_split", hub.held_out_split, listing, is_tokens)
+        if hub.mirror is None:
+            _refuse_gated(hub, files[0])
     except _Refused as refused:
         problem = refused.problem
         raise InvalidJobSpec(
@@ -182,6 +189,109 @@ def with_hub_files(source: SourceSection, roots: AllowedRoots, path: str, *, is_
     pinned = hub.model_copy(update={"commit": listing.commit})
     pinned = pinned.model_copy(update={"files_digest": pinned.digest_of(files, held_out)})
     return source.model_copy(update={"files": files, "held_out": held_out, "hub": pinned})
+
+
+# ── the Hub ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _published(hub: HubSection, roots: AllowedRoots) -> _Listing:
+    endpoint = hub_endpoint()
+    home = f"{endpoint}/datasets/{hub.dataset}"
+    try:
+        roots.data_file(home)
+    except OutsideRoots as error:
+        message = f"is {hub.dataset}, at {error.detail.removesuffix('.')}."
+        remedy = f"Set mirror to a folder with a copy, or restart the service with `atoll up --data {endpoint}`."
+        raise _Refused("dataset", message, remedy) from None
+    interface = f"{endpoint}/api/datasets/{hub.dataset}"
+    commit = _value(hub, f"{interface}/revision/{quote(hub.revision, safe='')}", dict)[0].get("sha")
+    if not isinstance(commit, str) or not _COMMIT.fullmatch(commit):
+        raise _Refused("dataset", f"is {hub.dataset}, of which {endpoint} names no commit.", "Correct HF_ENDPOINT.")
+    names: list[str] = []
+    page: str | None = f"{interface}/tree/{commit}?recursive=true&expand=false"
+    while page is not None:
+        entries, page = _value(hub, page, list)
+        files = (entry for entry in entries if isinstance(entry, dict) and entry.get("type") == "file")
+        names += [entry["path"] for entry in files if isinstance(entry.get("path"), str)]
+        if len(names) > LISTED_MAX:
+            message = f"is {hub.dataset}, which has more than {LISTED_MAX:,} files."
+            raise _Refused("dataset", message, "List the files of the job in files.")
+    before = f"{home}/resolve/{commit}"
+    for name in names:
+        if any(part in ("", ".", "..") for part in name.split("/")):
+            raise _Refused("dataset", f"is {hub.dataset}, with the file {shown(name)}.", "Name another data set.")
+    card = _answer(hub, f"{before}/README.md")[0].decode("utf-8", "replace") if "README.md" in names else ""
+    return _Listing(tuple(sorted(names)), before, card, commit)
+
+
+def _value(hub: HubSection, url: str, kind: type[Any]) -> tuple[Any, str | None]:
+    """Return the data that the Hub answers, of this kind, and the URL of the next page."""
+    content, following = _answer(hub, url)
+    try:
+        value = json.loads(content)
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, kind):
+        message = f"is {hub.dataset}, of which {hub_endpoint()} does not answer as the Hub does."
+        raise _Refused("dataset", message, "Correct HF_ENDPOINT, or set mirror.")
+    return value, following
+
+
+def _answer(hub: HubSection, url: str, method: str = "GET") -> tuple[bytes, str | None]:
+    """Return the answer to a request, and the URL of the next page. Only URLs of the endpoint are requested."""
+    import httpx  # only the service's machine needs it
+
+    endpoint = httpx.URL(hub_endpoint())
+    at = httpx.URL(url)
+    try:
+        with httpx.Client(timeout=ANSWER_S, headers=hub_headers(), trust_env=False, follow_redirects=False) as client:
+            for _ in range(REDIRECTS_MAX):
+                with client.stream(method, at) as response:
+                    if response.has_redirect_location and method == "GET":
+                        at = _of_endpoint(hub, endpoint, at.join(response.headers["Location"]))
+                        continue
+                    if response.status_code >= 400:
+                        raise _refusal(hub, response.status_code, response.headers.get("X-Error-Code", ""))
+                    content = b""
+                    for part in response.iter_bytes():
+                        content += part
+                        if len(content) > ANSWER_BYTES_MAX:
+                            message = f"is {hub.dataset}, of which an answer has more than {ANSWER_BYTES_MAX:,} bytes."
+                            raise _Refused("dataset", message, "Set mirror to a folder with a copy.")
+                    following = response.links.get("next", {}).get("url")
+                    return content, None if following is None else str(_of_endpoint(hub, endpoint, at.join(following)))
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        message = f"is {hub.dataset}, but {endpoint} does not answer ({first_line(error) or type(error).__name__})."
+        raise _Refused("dataset", message, "Check the network, or set mirror to a folder with a copy.") from None
+    raise _Refused("dataset", f"is {hub.dataset}, which {endpoint} redirects in a circle.", "Correct its name.")
+
+
+def _of_endpoint(hub: HubSection, endpoint: Any, url: Any) -> Any:
+    """Return the URL. Raises _Refused for one of another server, which the operator has not allowed."""
+    if (url.scheme, url.host, url.port) != (endpoint.scheme, endpoint.host, endpoint.port):
+        message = f"is {hub.dataset}, for which {endpoint} refers to another server, {url.host}."
+        raise _Refused("dataset", message, "Correct HF_ENDPOINT, or set mirror.")
+    return url
+
+
+def _refusal(hub: HubSection, status: int, code: str) -> _Refused:
+    """Return the refusal for an answer of the Hub, which hides private data sets behind 401."""
+    is_known = "HF_TOKEN has no access" if hub_headers() else "no HF_TOKEN is set"
+    remedy = "Accept its conditions on its page, set HF_TOKEN for the service, and add `--pass-environment HF_TOKEN`."
+    if code == "RevisionNotFound":
+        return _Refused("revision", f"is {hub.revision}, which {hub.dataset} does not have.", "Correct it.")
+    if code == "GatedRepo" or status == 403:
+        return _Refused("dataset", f"is {hub.dataset}, which is gated, and {is_known} ({status}).", remedy)
+    if status in (401, 404):
+        message = f"is {hub.dataset}, which {hub_endpoint()} does not have or does not show, and {is_known} ({status})."
+        return _Refused("dataset", message, f"Correct the name. If it is private or gated: {remedy}")
+    remedy = "Submit the job again later, or set mirror to a folder with a copy."
+    return _Refused("dataset", f"is {hub.dataset}, for which {hub_endpoint()} answers {status}.", remedy)
+
+
+def _refuse_gated(hub: HubSection, url: str) -> None:
+    """Raise _Refused if a file may not be read: the Hub lists the files of a gated data set for all."""
+    _answer(hub, url, "HEAD")
 
 
 # ── a folder with copies ──────────────────────────────────────────────────────────────────────────────────────────────
@@ -292,7 +402,6 @@ def _splits(hub: HubSection, listing: _Listing, is_tokens: bool) -> Splits:
 
 def _configs(card: str) -> list[Mapping[str, Any]]:
     """Return the configs that a README's metadata names, those that can be read as such."""
-    from orchestrator.errors import ConfigurationError
     from orchestrator.specification.documents import read_yaml  # brings a parser, which islands do not need
 
     matched = _CARD.match(card)
@@ -399,6 +508,12 @@ def _of_split(
         raise _Refused(field, message, "Name a config with fewer, or join files.")
     for name in names:
         path = f"{listing.before}/{name}"
+        if "://" in path:
+            try:
+                place_of(path, "data")
+            except ConfigurationError as error:
+                message = f"is {split}, with the file {shown(name)}, which cannot be read by its URL: {error.detail}."
+                raise _Refused(field, message, "Set mirror to a folder with a copy.") from None
         if refused := token_files.refusal(path) if is_tokens else file_kinds.refusal(path):
             raise _Refused(field, f"is {split}, with the file {shown(name)}, which {refused.message}.", refused.remedy)
     return tuple(f"{listing.before}/{name}" for name in names)

@@ -15,11 +15,15 @@ the places. A user's own command line may read what the user may, and passes ``E
 
 from __future__ import annotations
 
+import asyncio
 import errno
+import io
+import ipaddress
 import os
 import re
+import socket
 import stat
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -36,8 +40,11 @@ STORES = frozenset(
     ["s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oss", "hdfs", "webhdfs", "sftp", "ssh", "smb", "memory"]
 )
 """Protocols whose URLs name one place each. Others of fsspec redirect to another place (reference, dir, zip)."""
+WEB = frozenset(["http", "https"])
+"""Protocols of data only, since nothing can be written there."""
 
 READ_AHEAD_BYTES = 4 << 20
+WEB_PATIENCE_S, BEYOND_THE_END = 60.0, 416
 URL_LENGTH_MAX, NAME_LENGTH_MAX, COMPONENT_BYTES_MAX, SHOWN_MAX = 2000, 1000, 255, 200
 _PROTOCOL = re.compile(r"([a-z][a-z0-9+.-]*)://(.*)", re.DOTALL)
 _AUTHORITY = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*(:[0-9]{1,5})?")
@@ -164,7 +171,7 @@ class AllowedRoots:
     @classmethod
     def only(cls, folder: Path | str) -> AllowedRoots:
         """Return roots with one folder or URL, for checkpoints and data."""
-        root = Root(place_of(str(folder)))
+        root = Root(place_of(str(folder), "data"))
         return cls((root,), (root,))
 
     def with_run(self, run_dir: Path) -> AllowedRoots:
@@ -189,7 +196,7 @@ class AllowedRoots:
 
     def _allowed(self, url: str, kind: Kind, roots: tuple[Root, ...]) -> Allowed:
         try:
-            place = place_of(url)
+            place = place_of(url, kind)
         except ConfigurationError as error:
             raise outside(url, kind, roots, str(error)) from error
         allowed = Allowed(place, kind, roots, self.private)
@@ -197,7 +204,9 @@ class AllowedRoots:
         return allowed
 
 
-EVERYTHING = AllowedRoots((Root(Place(LOCAL, ())),), (Root(Place(LOCAL, ())),))
+EVERYTHING = AllowedRoots(
+    (Root(Place(LOCAL, ())),), tuple(Root(Place(protocol, ())) for protocol in (LOCAL, *sorted(WEB)))
+)
 """For a user's own command line, which may read what the user may read."""
 
 
@@ -226,8 +235,8 @@ def defaults(
     )
 
 
-def place_of(url: str) -> Place:
-    """Return the place of an absolute path or a URL. Raises ConfigurationError with what is wrong."""
+def place_of(url: str, kind: Kind = "checkpoints") -> Place:
+    """Return the place of an absolute path or a URL, for use as this kind. Raises ConfigurationError with what is wrong."""
     if not isinstance(url, str) or not url or len(url) > URL_LENGTH_MAX:
         raise ConfigurationError(detail=f"a path or URL must have 1 to {URL_LENGTH_MAX:,} characters")
     if problem := _unfit(url):
@@ -240,7 +249,7 @@ def place_of(url: str) -> Place:
         raise ConfigurationError(detail='a URL must not contain % ? # * [ ] { } < > | " ^ ` @ here')
     if protocol == LOCAL and not path.startswith("/"):
         raise ConfigurationError(detail="it is neither an absolute path nor a URL")
-    if protocol not in STORES and protocol != LOCAL:
+    if protocol not in STORES and protocol != LOCAL and not (protocol in WEB and kind == "data"):
         raise ConfigurationError(detail=f"{protocol!r} is not a supported protocol")
     path = path.removeprefix("/") if protocol == LOCAL else path
     parts = tuple(path.removesuffix("/").split("/")) if path.removesuffix("/") else ()
@@ -280,6 +289,8 @@ def open_data(roots: AllowedRoots, path: str) -> IO[bytes]:
     """
     allowed = roots.data_file(path)
     if not allowed.local:
+        if allowed.place.protocol in WEB:
+            return _open_web(allowed)
         store, place = store_of(allowed)
         file: IO[bytes] = store.open(place, "rb", block_size=READ_AHEAD_BYTES, cache_type="readahead")
         return file
@@ -297,6 +308,8 @@ def data_bytes(roots: AllowedRoots, path: str) -> int:
     """Return the size of the data file at ``path``. Raises as ``open_data`` does."""
     allowed = roots.data_file(path)
     if not allowed.local:
+        if allowed.place.protocol in WEB:
+            return _web_bytes(*_web(allowed))
         store, place = store_of(allowed)
         return int(store.size(place))
     with open_data(roots, path) as file:
@@ -315,6 +328,119 @@ def store_of(allowed: Allowed) -> tuple[Any, str]:
             detail += " For s3:// and gs://, run `pip install 'atoll[stores]'` on every node."
         raise ConfigurationError(detail=detail) from error
     return store, str(path)
+
+
+# ── files on web servers ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Unanswered(OSError):
+    """A web server does not give a file. aiohttp's own exceptions quote the URL, which may be signed, and are logged."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(errno.EIO, f"the server answers {status}")
+        self.status = status
+
+
+@dataclass(frozen=True, slots=True)
+class WebSessions:
+    """Opens sessions that follow a server's redirects to origins of the roots, and to public addresses by TLS, only.
+
+    A server could send its readers to services that only this machine reaches. The token of the Hub is sent to the Hub, and
+    aiohttp leaves it out where a redirect leads to another origin.
+    """
+
+    origins: frozenset[str]
+    is_hub: bool
+
+    async def __call__(self, **options: Any) -> Any:
+        import aiohttp
+
+        trace = aiohttp.TraceConfig()
+        trace.on_request_redirect.append(self._refuse_inward)
+        trace.on_request_end.append(self._refuse_failures)
+        patience = aiohttp.ClientTimeout(total=None, sock_connect=WEB_PATIENCE_S, sock_read=WEB_PATIENCE_S)
+        headers = hub_headers() if self.is_hub else {}
+        return aiohttp.ClientSession(trace_configs=[trace], timeout=patience, headers=headers, **options)
+
+    async def _refuse_failures(self, _session: Any, _context: Any, end: Any) -> None:
+        if end.response.status >= 400 and end.response.status != BEYOND_THE_END:  # which fsspec takes for no bytes
+            raise Unanswered(end.response.status)
+
+    async def _refuse_inward(self, _session: Any, _context: Any, redirect: Any) -> None:
+        source = redirect.url
+        target = source.join(type(source)(redirect.response.headers.get("Location", "")))
+        if str(target.origin()) in {*self.origins, str(source.origin())}:
+            return
+        problem = "" if target.scheme == "https" else "without TLS"
+        if not problem and not await _is_public(target.host or "", target.port or 443):
+            problem = "at an address that is not public"
+        if problem:
+            detail = f"{source.origin()} redirects to {target.origin()}, {problem}."
+            remedy = f"If jobs may read from there, restart the service with `atoll up --data {target.origin()}`."
+            raise OutsideRoots(detail=detail, remedy=remedy)
+
+
+async def _is_public(host: str, port: int) -> bool:
+    try:
+        addresses = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except OSError:
+        return True  # the connection fails as well
+    return all(ipaddress.ip_address(str(address[0]).partition("%")[0]).is_global for *_, address in addresses)
+
+
+def hub_endpoint() -> str:
+    """Return the URL of the Hugging Face Hub, or of the server that has its interface (HF_ENDPOINT)."""
+    return (os.environ.get("HF_ENDPOINT") or "https://huggingface.co").rstrip("/")
+
+
+def hub_headers() -> dict[str, str]:
+    """Return the headers of requests to the Hub, with the token of this process's environment (HF_TOKEN)."""
+    token = os.environ.get("HF_TOKEN", "").strip()
+    return {"Authorization": f"Bearer {token}"} if token.isascii() and token.isprintable() and token else {}
+
+
+def _web(allowed: Allowed) -> tuple[Any, str]:
+    import fsspec
+
+    url, endpoint = str(allowed.place), hub_endpoint()
+    origins = frozenset(f"{place.protocol}://{place.parts[0]}" for place in _web_places(allowed.roots))
+    sessions = WebSessions(origins, url.startswith(f"{endpoint}/"))
+    return fsspec.filesystem(allowed.place.protocol, get_client=sessions), url
+
+
+def _open_web(allowed: Allowed) -> IO[bytes]:
+    store, url = _web(allowed)
+    size = _web_bytes(store, url)
+    if not size:
+        return io.BytesIO()
+    file: IO[bytes] = store.open(url, "rb", block_size=READ_AHEAD_BYTES, cache_type="readahead", size=size)
+    return file
+
+
+def _web_places(roots: Sequence[Root]) -> Iterator[Place]:
+    yield from (root.place for root in roots if root.place.protocol in WEB and root.place.parts)
+
+
+def _web_bytes(store: Any, url: str) -> int:
+    """Return the size of a file on a web server. Raises OSError, which is FileNotFoundError only if the server says so."""
+    try:
+        size = store.size(url)
+    except FileNotFoundError as error:  # fsspec raises it for every failure
+        cause = error.__cause__
+        if isinstance(cause, OutsideRoots):
+            raise cause from None
+        status = getattr(cause, "status", None)
+        if status in (404, 410):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT)) from None
+        if status in (401, 403):
+            reason = f"the server answers {status}: it wants a token with access, such as HF_TOKEN for the Hub"
+            raise PermissionError(errno.EACCES, reason) from None
+        if isinstance(cause, Unanswered):
+            raise cause from None
+        raise OSError(errno.EIO, f"no answer: {type(cause).__name__}") from None
+    if size is None:
+        raise OSError(errno.EIO, "the server does not say the file's size")
+    return int(size)
 
 
 def open_folder(real: Path, parts: Sequence[str] = (), *, create: bool = False) -> int:
@@ -378,7 +504,7 @@ def _roots_at(urls: Sequence[str], kind: Kind, home: Path) -> tuple[Root, ...]:
 def _root_place(url: str, kind: Kind, home: Place) -> Place:
     local = re.match(r"[^/]*:", url) is None  # anything written as a URL must be a valid one
     try:
-        place = place_of(os.path.abspath(url) if local and url else url)
+        place = place_of(os.path.abspath(url) if local and url else url, kind)
     except (ConfigurationError, ValueError) as error:
         raise ConfigurationError(detail=f"--{kind} {shown(url)} is not a valid root: {error}.") from error
     if place.protocol == LOCAL and place.real().below(home):
