@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -34,6 +34,7 @@ from api.openapi import document
 from api.routes import chaos, events, islands, jobs, page, tokens
 from api.run.merges import MergeHistories
 from api.storage.store import Store
+from orchestrator.specification.sections import PriceSection
 from orchestrator.system.roots import AllowedRoots
 from orchestrator.system.run_folder import Retention
 
@@ -58,6 +59,7 @@ def create_app(
     retention: Retention = Retention(),  # noqa: B008  (it is frozen)
     certificate: Path | None = None,
     restart_silent_after_min: float = RESTART_SILENT_AFTER_MIN,
+    prices: Mapping[str, PriceSection] | None = None,
 ) -> FastAPI:
     """Return the REST API for this control port and store. Jobs write below ``runs_dir``.
 
@@ -65,9 +67,9 @@ def create_app(
     only from this machine. At most ``jobs_max`` jobs run at a time; the others are queued. ``restart_service`` carries out
     the fault ``kill_api``. ``taken_down`` is the file that exists after the installation was stopped on purpose.
     ``certificate`` is the file of the service's own one, whose expiry the metrics show. A synchroniser that does not answer
-    for ``restart_silent_after_min`` is restarted; 0: never.
+    for ``restart_silent_after_min`` is restarted; 0: never. Jobs get the ``prices`` of node groups that they do not name.
     """
-    service = Service(control, store, runs_dir, packages, jobs_max, roots)
+    service = Service(control, store, runs_dir, packages, jobs_max, roots, prices)
     access = AccessStore(store.engine)
     overseer = Overseer(
         control, store, service.cordons, service.record, service.roots, taken_down, restart_silent_after_min

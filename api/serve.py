@@ -33,8 +33,11 @@ from api.jobs.overseer import RESTART_SILENT_AFTER_MIN
 from api.storage.sessions import copy_with
 from api.storage.store import Store
 from orchestrator.errors import AtollError, ConfigurationError, Conflict, InfrastructureError
+from orchestrator.runtime.groups import read_prices, unknown_prices
+from orchestrator.specification.sections import PriceSection
 from orchestrator.system import object_store, printable, succession, user_packages
 from orchestrator.system.logbook import RepeatLimit, keep_output_short, write_printable
+from orchestrator.system.marks import BY_UP, supervisor_of
 from orchestrator.system.mirror import refuse_to_leave_logs
 from orchestrator.system.ports import LOOPBACK
 from orchestrator.system.roots import AllowedRoots
@@ -67,6 +70,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--retention-days", type=float, metavar="DAYS", help="remove jobs so long after their end")
     parser.add_argument("--retention-failed-days", type=float, metavar="DAYS", help="the same for failed jobs")
     parser.add_argument("--retention-bytes", type=int, metavar="N", help="remove the oldest ended jobs beyond so much")
+    parser.add_argument("--prices", type=Path, metavar="FILE", help="what machines of node groups cost")
     parser.add_argument("--port", type=int, default=0, help="port to listen on; 0: any free one")
     parser.add_argument("--listener", type=int, metavar="FD", help="an inherited listening socket, instead of --port")
     parser.add_argument("--control", required=True, metavar="MODULE:FACTORY")
@@ -116,6 +120,7 @@ def main(arguments: list[str] | None = None) -> int:
             options.restart_silent_after,
             retention,
             options.store_key,
+            options.prices,
         )
     except AtollError as error:
         print(printable.lines(str(error)), file=sys.stderr)
@@ -139,6 +144,7 @@ def serve(
     restart_silent_after_min: float,
     retention: Retention,
     store_key: Path | None = None,
+    prices_file: Path | None = None,
 ) -> None:
     """Serve until SIGTERM or SIGINT. Raises Fenced if the service of another home takes over."""
     home, runs = home.resolve(), runs.resolve()
@@ -150,6 +156,7 @@ def serve(
         store_history.refuse_lost_store(place, database)
         control = load_control(control_name, home)
         control.begin(runs)
+        prices = prices_of(prices_file, home, control)
         store = Store(
             database or f"sqlite:///{store_history.default_store(place)}",
             had_tables=store_history.had_store(place, database),
@@ -174,6 +181,7 @@ def serve(
                 retention=retention,
                 certificate=binding.certificate,
                 restart_silent_after_min=restart_silent_after_min,
+                prices=prices,
             )
             app.state.tokens.leave_first(place)
             place.write_address(binding.url(listener), runs, binding.certificate)
@@ -201,6 +209,22 @@ def serve(
             if copy is not None:
                 copy.close()
             store.close()
+
+
+def prices_of(file: Path | None, home: Path, control: ControlPort) -> dict[str, PriceSection]:
+    """Return the prices in the file. Raises ConfigurationError for a group that the cluster of `atoll up` does not have.
+
+    The groups of other clusters come and go with their machines, so an unknown one is only logged.
+    """
+    if file is None:
+        return {}
+    prices = read_prices(file)
+    unknown = unknown_prices(file, prices, [group["name"] for group in control.node_groups()])
+    if unknown and supervisor_of(home) == BY_UP:
+        raise ConfigurationError(detail=unknown)
+    if unknown:
+        logging.getLogger(__name__).warning("%s", unknown)
+    return prices
 
 
 def copy_of(home: Home, runs: Path, database: str | None, store_key: Path | None) -> ServiceCopy | None:

@@ -126,6 +126,21 @@ def _time() -> list[Panel]:
             Query(f"atoll_goodput_ratio{{{JOB}}}", "goodput {{atoll_job}}"),
             Query(f"atoll_uptime_ratio{{{JOB}}}", "uptime {{atoll_job}}"),
         ),
+        curves(
+            "Cost",
+            "What jobs have cost, per merged million tokens, and the forecast to the token budget, in the currency of the "
+            "prices. Only of jobs whose node groups have prices.",
+            "none",
+            Query(f"atoll_cost{{{JOB}}}", "so far {{atoll_job}} {{currency}}"),
+            Query(f"atoll_cost_per_merged_million_tokens{{{JOB}}}", "per million tokens {{atoll_job}} {{currency}}"),
+            Query(f"atoll_cost_forecast{{{JOB}}}", "forecast {{bound}} {{atoll_job}} {{currency}}"),
+        ),
+        ranking(
+            "Cost of badput",
+            "The part of the cost that was badput, by cause, largest first.",
+            "none",
+            Query(f"topk(8, sum by (cause, currency) (atoll_cost_badput{{{JOB}}}))", "{{cause}} {{currency}}"),
+        ),
     ]
 
 

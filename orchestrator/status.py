@@ -296,6 +296,23 @@ class StandbyFigures(TypedDict, total=False):
 
 
 @with_config(_FIGURES)
+class CostFigures(TypedDict, total=False):
+    """The cost of a job in ``currency``, also by cause of badput and by node group.
+
+    ``unpriced`` are its node groups without a price, which are not in it. ``forecast`` is the cost at the end of the budget:
+    expected, low and high. It is null for an ended job and before the first merges.
+    """
+
+    currency: str
+    so_far: float
+    per_merged_million_tokens: float | None
+    badput: dict[str, float]
+    node_groups: dict[str, float]
+    unpriced: list[str]
+    forecast: dict[str, float | None] | None
+
+
+@with_config(_FIGURES)
 class GoodputFigures(TypedDict, total=False):
     """A job's time and tokens by what became of them (``accounting.goodput``). What its build did not compute is absent."""
 
@@ -309,6 +326,7 @@ class GoodputFigures(TypedDict, total=False):
     tokens_merged_per_second: float | None
     islands: dict[str, IslandGoodput]
     standbys: StandbyFigures
+    cost: CostFigures
     carried: dict[str, Any]
 
 

@@ -33,7 +33,9 @@ from tests.harness.simulated_job import SimulatedJob
 @pytest.fixture(scope="module")
 def document(tmp_path_factory: pytest.TempPathFactory) -> StatusDocument:
     """The answer of a job that has trained for a while."""
-    spec = parse_job(Installation(tmp_path_factory.mktemp("status")).spec(steps=300))
+    drawn = Installation(tmp_path_factory.mktemp("status")).spec(steps=300)
+    islands = [{**island, "price": {"chip_hour": 2.0}} for island in drawn["islands"]]
+    spec = parse_job({**drawn, "islands": islands})
     status = SimulatedJob(spec, [], 5.0).status("trial-x", 1000.0, 5.0)
     add_lines(status)
     return status

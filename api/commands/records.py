@@ -1,10 +1,11 @@
-"""Commands for what happened in a job: the logs of its processes, its events, its merges and their explanations.
+"""Commands for what happened in a job: its logs, its events, its merges and their explanations, and what it cost.
 
 `atoll track` sends the same to experiment trackers.
 """
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from collections.abc import Iterator
@@ -30,7 +31,7 @@ from api.commands.common import (
     until_interrupted,
 )
 from api.installation.home import DEFAULT_HOME
-from orchestrator.errors import ConfigurationError, InfrastructureError, ServiceUnreachable
+from orchestrator.errors import ConfigurationError, InfrastructureError, NotFound, ServiceUnreachable
 
 if TYPE_CHECKING:
     from api.client import Client
@@ -174,6 +175,30 @@ def explain(
     console().print(explained(explanation))
 
 
+def cost(
+    job: JobArgument = "latest", home: HomeOption = DEFAULT_HOME, url: UrlOption = None, as_json: JsonOption = False
+) -> None:
+    """Show what a job has cost, what a million merged tokens cost, what badput cost, and a forecast to its budget.
+
+    The service needs the prices of node groups: `--prices FILE` of `atoll up` and `atoll serve`.
+    """
+    with connect(home, url) as client:
+        details = client.job(job)
+    figures = details.goodput.get("cost")
+    if figures is None:
+        raise NotFound(
+            detail=f"Job {details.job} has no cost: none of its node groups had a price when it was submitted.",
+            remedy="Start the service with --prices FILE, or give islands[].price, and submit it again.",
+        )
+    if as_json:
+        echo_json(json.dumps({"job": details.job, "state": details.state.value, **figures}))
+        return
+    from api.terminal.watch import cost_lines
+
+    for line in (f"{details.job} ({details.state.value})", *cost_lines(figures)):
+        echo(line)
+
+
 TRACK_EVERY_S = 2.0
 
 
@@ -226,5 +251,5 @@ def track(
 
 
 def register(app: typer.Typer) -> None:
-    for command in (logs, events, merges, explain, track):
+    for command in (logs, events, merges, explain, cost, track):
         app.command(rich_help_panel="Jobs")(command)

@@ -88,6 +88,15 @@ RestartSilentOption = Annotated[
         help="Restart the synchroniser of a job that has not answered for this long; 0: never. Default: 5.",
     ),
 ]
+PricesOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--prices",
+        metavar="FILE",
+        help="What machines of node groups cost, as in deploy/configs/prices.yaml. `atoll cost` then says what jobs cost.",
+        show_default=False,
+    ),
+]
 DatabaseOption = Annotated[
     str | None,
     typer.Option(
@@ -182,6 +191,7 @@ def up(
     data: DataOption = None,
     jobs_max: JobsMaxOption = None,
     restart_silent_after: RestartSilentOption = None,
+    prices: PricesOption = None,
     retention_days: RetentionDaysOption = None,
     retention_failed_days: RetentionFailedDaysOption = None,
     retention_bytes: RetentionBytesOption = None,
@@ -218,6 +228,7 @@ def up(
         store,
         store_key,
         restart_silent_after,
+        prices,
     )
     wanted.retention.refuse_senseless()
     bring_up(wanted, say)
@@ -337,6 +348,7 @@ def serve(
     data: DataOption = None,
     jobs_max: JobsMaxOption = None,
     restart_silent_after: RestartSilentOption = None,
+    prices: PricesOption = None,
     retention_days: RetentionDaysOption = None,
     retention_failed_days: RetentionFailedDaysOption = None,
     retention_bytes: RetentionBytesOption = None,
@@ -389,6 +401,7 @@ def serve(
         store=store,
         store_key=store_key,
         restart_silent_after_min=restart_silent_after,
+        prices=prices,
     )
     wanted.retention.refuse_senseless()
     for root in missing_roots(wanted.data):

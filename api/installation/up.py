@@ -98,6 +98,8 @@ class Installation:
     """A file with the key to a store that another home has used."""
     restart_silent_after_min: float | None = None
     """After how many silent minutes a job's synchroniser is restarted; 0: never; None for the default."""
+    prices: Path | None = None
+    """A file with what the machines of node groups cost."""
 
     @property
     def with_cluster(self) -> bool:
@@ -392,6 +394,8 @@ def options_of(wanted: Installation) -> list[str]:
         options += ["--jobs-max", str(wanted.jobs_max)]
     if wanted.restart_silent_after_min is not None:
         options += ["--restart-silent-after", str(wanted.restart_silent_after_min)]
+    if wanted.prices is not None:
+        options += ["--prices", str(wanted.prices.absolute())]
     limits = {
         "--retention-days": wanted.retention.days,
         "--retention-failed-days": wanted.retention.failed_days,
@@ -453,6 +457,10 @@ def refuse_unfit_options(wanted: Installation, say: Say) -> None:
             detail=f"--runs {wanted.runs} is the home folder, the secrets of which jobs must not read. Give another folder."
         )
     refuse_unfit(wanted.packages)
+    if wanted.prices is not None:
+        from orchestrator.runtime.groups import read_prices  # late: few commands need pydantic
+
+        read_prices(wanted.prices)
     if not wanted.with_cluster:
         _refuse_unfit_control(wanted)
     roots_of(wanted.home.path, wanted.runs, wanted.checkpoints, wanted.data)

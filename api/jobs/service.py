@@ -50,6 +50,7 @@ from orchestrator.core.vocabulary import IslandId
 from orchestrator.errors import Conflict, DataError, InfrastructureError, NotFound, in_words
 from orchestrator.models.huggingface.origin import Origin
 from orchestrator.specification.config import JobSpec, parse_job
+from orchestrator.specification.sections import PriceSection
 from orchestrator.status import CertificateRecord, JobStatus, NodeGroupRecord
 from orchestrator.system.roots import AllowedRoots
 from orchestrator.system.run_folder import REPORT
@@ -79,7 +80,7 @@ def summary_in(row: JobRow, kind: type[Summary]) -> Summary | None:
 
 
 class Service:
-    """Jobs may use files below ``roots``, and the checkpoints of jobs in ``runs_dir``."""
+    """Jobs may use files below ``roots``, and the checkpoints of jobs in ``runs_dir``. ``prices`` is by node group."""
 
     def __init__(
         self,
@@ -89,12 +90,14 @@ class Service:
         packages: tuple[str, ...] = OWN_PACKAGES,
         jobs_max: int = JOBS_MAX,
         roots: AllowedRoots = NOTHING_MORE,
+        prices: Mapping[str, PriceSection] | None = None,
     ) -> None:
         self.roots = roots.with_checkpoints(runs_dir)
         self._control = control
         self._store = store
         self._runs_dir = runs_dir
         self._packages = packages
+        self._prices = prices or {}
         self.statuses = StatusCache(self.record, store.generations, self._summarised)
         self.outbox = Outbox(control, store, lambda row: self.statuses.fresh(row).record)
         self.cordons = Cordons(control, store, self.outbox)
@@ -362,7 +365,7 @@ class Service:
 
         Raises InvalidJobSpec with every problem of the specification and of the fleet.
         """
-        return Checks(self._control, self._packages, self.roots, self._store.job).accepted(document)
+        return Checks(self._control, self._packages, self.roots, self._store.job, self._prices).accepted(document)
 
     def checkpoints(self, job: str) -> list[Checkpoint]:
         """Return the job's complete checkpoints, oldest first."""

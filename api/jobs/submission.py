@@ -20,7 +20,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
@@ -46,6 +46,7 @@ from orchestrator.errors import InvalidJobSpec, Problem
 from orchestrator.specification.config import JobSpec, parse_job, right_sections
 from orchestrator.specification.data_check import data_problems, with_found_files, with_stored_bytes
 from orchestrator.specification.memory_budget import memory_problems, parameter_count_of
+from orchestrator.specification.sections import PriceSection
 from orchestrator.specification.validation import closest, secrets_in_urls
 from orchestrator.system import user_packages
 from orchestrator.system.roots import AllowedRoots
@@ -64,6 +65,7 @@ class Checks:
     packages: tuple[str, ...]
     roots: AllowedRoots
     job_named: Callable[[str], JobRow | None]
+    prices: Mapping[str, PriceSection] = field(default_factory=dict)
 
     def accepted(self, document: Mapping[str, Any]) -> JobSpec:
         """Return the specification, with what the service fills in. Raises InvalidJobSpec with every problem at once.
@@ -94,6 +96,8 @@ class Checks:
         }  # the list of existing groups says more than the pattern of names
         problems = [problem for problem in problems if problem.path not in replaced]
         if spec is not None:
+            spec = with_prices(spec, self.prices)
+            problems += price_problems(spec) if is_whole else ()
             spec = self._of_files(spec, problems)
         problems += fleet_problems(spec.islands if is_whole and spec else sections_of(document), groups)
         problems += of_groups
@@ -130,6 +134,24 @@ class Checks:
         spec, _ = _after(lambda before: resolved(before, self.job_named, self.roots), spec, problems)
         problems += weights_problems(spec, self.roots)
         return spec
+
+
+def with_prices(spec: JobSpec, prices: Mapping[str, PriceSection]) -> JobSpec:
+    """Return the specification with the service's price of each entry of islands that names none."""
+    entries = tuple(
+        entry if entry.price is not None else entry.model_copy(update={"price": prices.get(entry.node_group)})
+        for entry in spec.islands
+    )
+    return spec if entries == spec.islands else spec.model_copy(update={"islands": entries})
+
+
+def price_problems(spec: JobSpec) -> Iterator[Problem]:
+    """Yield the problems of prices that cannot be added up."""
+    first = next((entry.price for entry in spec.islands if entry.price is not None), None)
+    for index, entry in enumerate(spec.islands):
+        if first is not None and entry.price is not None and entry.price.currency != first.currency:
+            message = f"is {entry.price.currency}, but another entry is priced in {first.currency}."
+            yield Problem(f"islands.{index}.price.currency", message, "Give all prices of a job in one currency.")
 
 
 def _in_other_places(more: Iterable[Problem], problems: Sequence[Problem]) -> list[Problem]:

@@ -338,6 +338,30 @@ _FAMILIES = (
     ),
     Family(
         "gauge",
+        "atoll_cost",
+        ("atoll_job", "currency"),
+        "What the job has cost, by the prices of its node groups. Absent if none of them has a price.",
+    ),
+    Family(
+        "gauge",
+        "atoll_cost_per_merged_million_tokens",
+        ("atoll_job", "currency"),
+        "The same for a million merged tokens. A rise: more badput, or more expensive machines. See `atoll cost`.",
+    ),
+    Family(
+        "gauge",
+        "atoll_cost_badput",
+        ("atoll_job", "currency", "cause"),
+        "The part of the cost that was badput, by cause. Fix the largest first.",
+    ),
+    Family(
+        "gauge",
+        "atoll_cost_forecast",
+        ("atoll_job", "currency", "bound"),
+        "What the job will have cost at the end of its token budget: expected, low and high.",
+    ),
+    Family(
+        "gauge",
         "atoll_standby_seconds",
         ("atoll_job", "class"),
         "Standby time, ready or preparing; not part of island-seconds.",

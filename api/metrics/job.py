@@ -16,7 +16,7 @@ from typing import Any
 from orchestrator.core.faults import Kind
 from orchestrator.core.vocabulary import DataFlaws, IslandState, JobPhase, RefusalReason
 from orchestrator.parameters.codec.registry import EXACT
-from orchestrator.status import Histogram, JobStatus, StatisticsFigures, TrafficFigures
+from orchestrator.status import CostFigures, Histogram, JobStatus, StatisticsFigures, TrafficFigures
 
 CONTRIBUTOR_BOUNDS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 RECOVERY_BOUNDS_S = (0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0)
@@ -111,6 +111,8 @@ def _of_job(job: str, status: JobStatus) -> Iterator[Sample]:
         yield Sample("atoll_standby_seconds", (job, "ready"), standbys["ready_seconds"])
         yield Sample("atoll_standby_seconds", (job, "preparing"), standbys["preparing_seconds"])
         yield Sample("atoll_standby_takeovers", (job,), standbys["takeovers"])
+    if cost := goodput.get("cost"):
+        yield from _of_cost(job, cost)
     for cause, seconds in goodput["badput_seconds"].items():
         yield Sample("atoll_badput_seconds", (job, cause), seconds)
     for cause, tokens in goodput["discarded_tokens"].items():
@@ -242,6 +244,16 @@ def _of_commands(job: str, status: JobStatus) -> Iterator[Sample]:
     faults = Counter(fault["kind"] for fault in status.statistics.get("faults", ()))
     for kind in FAULT_KINDS:
         yield Sample("atoll_chaos_faults", (job, kind), faults[kind])
+
+
+def _of_cost(job: str, cost: CostFigures) -> Iterator[Sample]:
+    labels = (job, cost["currency"])
+    yield Sample("atoll_cost", labels, cost["so_far"])
+    yield from _known("atoll_cost_per_merged_million_tokens", labels, cost["per_merged_million_tokens"])
+    for cause, part in cost["badput"].items():
+        yield Sample("atoll_cost_badput", (*labels, cause), part)
+    for bound, value in (cost["forecast"] or {}).items():
+        yield from _known("atoll_cost_forecast", (*labels, bound), value)
 
 
 def _known(family: str, labels: tuple[str, ...], value: float | None) -> Iterator[Sample]:

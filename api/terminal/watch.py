@@ -23,6 +23,7 @@ from rich.text import Text
 from api.client import Client
 from api.schemas import Island, Job, JobSummary
 from api.terminal.listing import POLL_S, Listing, Poller
+from orchestrator.system.plain import money
 
 PARTS = ("detect", "place", "start", "connect", "transfer", "first_merge")
 CAUSES_MAX = 4
@@ -330,7 +331,27 @@ def lines_that_matter(report: Mapping[str, Any]) -> list[str]:
 
     And remarks on the text, if there are any.
     """
-    return [_loss(report), *_text(report), _goodput(report), _recovery(report)]
+    cost = cost_lines(report["cost"])[:1] if report.get("cost") else []
+    return [_loss(report), *_text(report), _goodput(report), _recovery(report), *cost]
+
+
+def cost_lines(cost: Mapping[str, Any]) -> list[str]:
+    """Return what a job has cost and will cost, by node group and by cause of badput."""
+    currency, forecast = cost["currency"], cost.get("forecast")
+    per_million = cost["per_merged_million_tokens"]
+    rate = f"; {money(per_million, currency)} per merged million tokens" if per_million is not None else ""
+    lines = [f"cost      {money(cost['so_far'], currency)}{rate}"]
+    if forecast:
+        between = (forecast["low"], forecast["high"])
+        spread = (
+            " to ".join(money(bound, currency) for bound in between) if None not in between else "spread not known yet"
+        )
+        lines.append(f"forecast  {money(forecast['expected'], currency)} at the end of the budget ({spread})")
+    lines += [f"group     {group}: {money(value, currency)}" for group, value in cost["node_groups"].items()]
+    lines += [f"badput    {cause}: {money(value, currency)}" for cause, value in cost["badput"].items()]
+    if cost["unpriced"]:
+        lines.append(f"unpriced  {', '.join(cost['unpriced'])}: not in these figures; see --prices of the service")
+    return lines
 
 
 def warning_lines(job: Job) -> list[str]:

@@ -13,23 +13,27 @@ arithmetic over (event, effects): live, simulated and replayed jobs use this fol
 Standbys have an account of their own, because their seconds fit no class. They are not productive: a standby trains nothing.
 As badput they would make a job look worse the better it is prepared, and change what the ratio means. Nor may they be
 hidden, because an accelerator that waits costs as much as one that trains.
+
+The cost is the same seconds in money, where the policy has prices: an island's seconds times the price of its machines. An
+island without a process, because it waits to be placed or its node group has no room, costs only if they are reserved.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import asdict
-from math import fsum
+from itertools import pairwise
+from math import fsum, sqrt
 from typing import Any
 
-from orchestrator.accounting.island_time import ACTIVE, GONE, Change, IslandTime, Lifecycle
+from orchestrator.accounting.island_time import ACTIVE, AWAY, GONE, HELD, NO_NODE, Change, IslandTime, Lifecycle
 from orchestrator.accounting.ledger import QUARANTINED, Ledger
-from orchestrator.accounting.series import policy_after
+from orchestrator.accounting.series import Series, policy_after
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
 from orchestrator.core.messages import Adopted, CarriedReport, CaughtUp, Progress
 from orchestrator.core.saving import BeginCheckpoint, DropCheckpoint, FragmentRestored, JobResumed, JobSalvaged
-from orchestrator.core.vocabulary import Duration, Incarnation, Instant, IslandId, IslandState, JobPolicy
+from orchestrator.core.vocabulary import Duration, Incarnation, Instant, IslandId, IslandState, JobPolicy, Price
 from orchestrator.errors import InternalError
 
 _READY = IslandState.STANDBY.value
@@ -40,6 +44,11 @@ _LEDGER_EFFECTS = (
     *(f.AdmitContribution, f.RefuseContribution, f.ReleasePayload, f.MergeFragment, f.FinishJob),
     *_OF_CHECKPOINTS,
 )
+_WITHOUT_PROCESS = (AWAY, HELD, NO_NODE)
+"""Causes of badput in which an island has no process."""
+STANDBY_COST = "standing by"
+PACE_LENGTH, STRETCHES_MIN = 64, 4
+"""The points of the pace that are kept, and the stretches between them from which a forecast has a spread."""
 
 
 class Goodput:
@@ -54,6 +63,8 @@ class Goodput:
     _lifecycle: Lifecycle
     _uptime: _Uptime
     _standbys: Standbys
+    _pace: Series[tuple[int, Instant]]
+    """(tokens trained, instant) at merges, if the policy has prices."""
 
     def __init__(self, policy: JobPolicy) -> None:
         islands = tuple(plan.island for plan in policy.islands)
@@ -65,6 +76,7 @@ class Goodput:
         self._lifecycle = Lifecycle(islands)
         self._uptime = _Uptime(policy.quorum)
         self._standbys = Standbys(policy)
+        self._pace = Series(PACE_LENGTH)
 
     @property
     def finished_at(self) -> Instant | None:
@@ -119,6 +131,7 @@ class Goodput:
             "tokens_merged_per_second": tokens["merged"] / (at - self.started_at) if at > self.started_at else 0.0,
             "islands": islands,
             "standbys": self._standbys.summary(at),
+            **self._cost(islands, at),
             **({"carried": asdict(self.ledger.carried)} if self.ledger.carried is not None else {}),
         }
 
@@ -135,6 +148,8 @@ class Goodput:
                 self.times[event.island].measured(event)
         elif isinstance(event, e.MergeCompleted):
             self.ledger.merge_completed(event)
+            if any(plan.price for plan in self.policy.islands):
+                self._pace.add((sum(self.ledger.trained.values()), event.at))
         elif isinstance(event, JobResumed):
             self.ledger.resumed(event)
         elif isinstance(event, JobSalvaged):
@@ -195,6 +210,42 @@ class Goodput:
             badput[cause] = badput.get(cause, 0.0) + part
         return {"seconds": seconds, "tokens": tokens, "badput_seconds": badput}
 
+    def _cost(self, islands: dict[IslandId, dict[str, Any]], at: Instant) -> dict[str, Any]:
+        """Return ``cost`` if a price is known: so far, by node group and by cause of badput, and a forecast."""
+        plans = (*self.policy.islands, *self.policy.standbys)
+        priced = [plan for plan in plans if plan.price is not None]
+        if not priced:
+            return {}
+        groups: dict[str, list[float]] = {plan.node_group: [] for plan in priced}
+        badput: list[dict[str, float]] = []
+        waited = self._standbys.by_name(at)
+        for plan in priced:
+            assert plan.price is not None
+            if plan.island in islands:
+                whole, parts = cost_of(plan.price, islands[plan.island])
+            else:
+                whole = plan.price.per_hour * waited.get(plan.island, 0.0) / 3600.0
+                parts = {STANDBY_COST: whole}
+            groups[plan.node_group].append(whole)
+            badput.append(parts)
+        so_far = fsum(fsum(costs) for costs in groups.values())
+        merged = fsum(own["tokens"]["merged"] for own in islands.values())
+        before = self.ledger.carried.trained if self.ledger.carried is not None else 0
+        left = self.policy.token_budget - sum(self.ledger.trained.values()) - before
+        has_future = self.finished_at is None and left > 0 and at > self.started_at
+        per_second = so_far / (at - self.started_at) if has_future else 0.0
+        assert priced[0].price is not None
+        cost = {
+            "currency": priced[0].price.currency,
+            "so_far": so_far,
+            "per_merged_million_tokens": so_far / merged * 1e6 if merged else None,
+            "badput": _ranked(_added(badput)),
+            "node_groups": {group: fsum(costs) for group, costs in sorted(groups.items())},
+            "unpriced": sorted({plan.node_group for plan in plans if plan.price is None}),
+            "forecast": forecast(so_far, per_second, left, self._pace.all()) if has_future else None,
+        }
+        return {"cost": cost}
+
     def _tokens(self, island: IslandId) -> dict[str, float]:
         accounts = self.ledger.accounts[island]
         return {
@@ -214,11 +265,14 @@ class Standbys:
 
     _lifecycle: Lifecycle
     _seconds: dict[str, Duration]
+    _waited: dict[IslandId, Duration]
+    """The seconds of each standby, over all states with a process."""
     _promotions: int
 
     def __init__(self, policy: JobPolicy) -> None:
         self._lifecycle = Lifecycle(tuple(plan.island for plan in policy.standbys))
         self._seconds = {}
+        self._waited = {}
         self._promotions = 0
 
     def apply(self, event: e.Event, effects: tuple[f.Effect, ...]) -> None:
@@ -227,7 +281,7 @@ class Standbys:
             return
         since = {standby: life.since for standby, life in lives.items()}
         for change in self._lifecycle.apply(event, effects):
-            self._add(change.before, change.at - since[change.island])
+            self._add(change.island, change.before, change.at - since[change.island])
             since[change.island] = change.at
         for effect in effects:
             if isinstance(effect, f.PlaceIsland) and effect.standby is not None:
@@ -244,9 +298,20 @@ class Standbys:
         rest = sum(spent for state, spent in sorted(seconds.items()) if state != _READY)
         return {"ready_seconds": ready, "preparing_seconds": rest, "takeovers": self._promotions}
 
-    def _add(self, state: str, seconds: Duration) -> None:
+    def by_name(self, at: Instant) -> dict[IslandId, Duration]:
+        """Return how long each standby has had a process, until ``at``."""
+        until = at if self._lifecycle.finished_at is None else self._lifecycle.finished_at
+        open_since = {name: life.since for name, life in self._lifecycle.lives.items() if life.state in ACTIVE}
+        names = self._lifecycle.lives
+        return {
+            name: self._waited.get(name, 0.0) + (until - open_since[name] if name in open_since else 0.0)
+            for name in names
+        }
+
+    def _add(self, standby: IslandId, state: str, seconds: Duration) -> None:
         if state in ACTIVE:
             self._seconds[state] = self._seconds.get(state, 0.0) + seconds
+            self._waited[standby] = self._waited.get(standby, 0.0) + seconds
 
 
 class _Uptime:
@@ -293,6 +358,38 @@ class _Uptime:
         if self._training >= self._quorum:
             self._up += at - self._since
         self._since = at
+
+
+def cost_of(price: Price, figures: dict[str, Any]) -> tuple[float, dict[str, float]]:
+    """Return what an island's time costs, and the part of that by cause of badput. ``figures`` has its seconds."""
+    free = () if price.is_paid_while_away else _WITHOUT_PROCESS
+    parts = {cause: spent for cause, spent in figures["badput_seconds"].items() if cause not in free}
+    unpaid = fsum(figures["badput_seconds"].get(cause, 0.0) for cause in free)
+    paid = max(0.0, fsum(figures["seconds"].values()) - unpaid)
+    return price.per_hour * paid / 3600.0, _scaled(parts, price.per_hour / 3600.0)
+
+
+def forecast(
+    so_far: float, per_second: float, tokens_left: float, pace: list[tuple[int, Instant]]
+) -> dict[str, float | None] | None:
+    """Return the cost at the end of the budget: expected, and within two standard errors; None before there is a pace.
+
+    Seconds per token are the mean over the pace, and their standard error comes from its stretches, each weighted by its
+    tokens. Money per second stays what it was.
+    """
+    stretches = [
+        (after - before, until - since) for (before, since), (after, until) in pairwise(pace) if after > before
+    ]
+    tokens = fsum(part for part, _ in stretches)
+    if not stretches or tokens <= 0.0:
+        return None
+    mean = fsum(spent for _, spent in stretches) / tokens
+    expected = so_far + tokens_left * mean * per_second
+    if len(stretches) < STRETCHES_MIN:
+        return {"expected": expected, "low": None, "high": None}
+    squares = fsum((spent - mean * part) ** 2 for part, spent in stretches) / (len(stretches) - 1) * len(stretches)
+    margin = 2.0 * sqrt(squares) / tokens * tokens_left * per_second
+    return {"expected": expected, "low": max(so_far, expected - margin), "high": expected + margin}
 
 
 def _split(stepping: Duration, tokens: dict[str, float]) -> dict[str, Duration]:

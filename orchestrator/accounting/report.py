@@ -54,6 +54,7 @@ def build(
         "island_seconds": goodput_figures["island_seconds"],
         "badput_seconds": goodput_figures["badput_seconds"],
         "discarded_tokens": goodput_figures["discarded_tokens"],
+        "cost": goodput_figures.get("cost"),
         "islands": islands,
         "policy": _policy(policy, sum(not island["spare"] for island in islands.values())),
     }

@@ -353,13 +353,31 @@ class WeightedPayload:
 
 
 @dataclass(frozen=True, slots=True)
+class Price:
+    """The price of the machines of one island.
+
+    per_hour  of all its hosts together
+    kind      on_demand and spot: paid while the island has a process; reserved: paid all the time
+    """
+
+    per_hour: float
+    currency: str = "USD"
+    kind: str = "on_demand"
+
+    @property
+    def is_paid_while_away(self) -> bool:
+        return self.kind == "reserved"
+
+
+@dataclass(frozen=True, slots=True)
 class IslandPlan:
-    """The job specification's plan of one island."""
+    """The job specification's plan of one island. No decision depends on ``price``; None: it is not known."""
 
     island: IslandId
     node_group: NodeGroupId
     region: str
     accelerator_count: int
+    price: Price | None = field(default=None, metadata=UNWRITTEN_DEFAULT)
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from orchestrator.report.page import (
     tiles,
     timeline_chart,
 )
-from orchestrator.system.plain import count, counted, loss, percent, seconds
+from orchestrator.system.plain import count, counted, loss, money, percent, seconds
 
 Report = Mapping[str, Any]
 REGIONS_NAMED_MAX = 8
@@ -49,6 +49,7 @@ def render(report: Report) -> str:
             ),
             card("Recoveries", _recovery_words(report), _recoveries(report), wide=True),
             card("Islands", "Each has its own data and inner optimizer.", _islands(report), wide=True),
+            *_cost_cards(report),
             *_wire_cards(report),
             *_warning_cards(report),
         )
@@ -193,6 +194,21 @@ def _islands(report: Report) -> str:
 
 def _productive(spent: Mapping[str, float]) -> float:
     return spent["productive"] / (sum(spent.values()) or 1.0)
+
+
+def _cost_cards(report: Report) -> list[str]:
+    """Return a card about money, if the job's node groups have prices."""
+    cost = report.get("cost")
+    if not cost:
+        return []
+    currency = cost["currency"]
+    words = (
+        f"{money(cost['so_far'], currency)}, {money(cost['per_merged_million_tokens'], currency)} per merged million "
+    )
+    words += "tokens. " + (f"Without a price: {', '.join(cost['unpriced'])}." if cost["unpriced"] else "")
+    rows = [(escape(group), "all", money(value, currency)) for group, value in cost["node_groups"].items()]
+    rows += [("badput", escape(cause), money(value, currency)) for cause, value in cost["badput"].items()]
+    return [card("Cost", escape(words.strip()), table(("node group", "cause", "cost"), rows, "", words=(1,)))]
 
 
 def _wire_cards(report: Report) -> list[str]:

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 from pydantic import Field, PlainValidator, StrictBool, ValidationError
 from pydantic_core import PydanticCustomError
 
-from orchestrator.core.vocabulary import Incarnation, IslandId, IslandPlan, JobPolicy, NodeGroupId
+from orchestrator.core.vocabulary import Incarnation, IslandId, IslandPlan, JobPolicy, NodeGroupId, Price
 from orchestrator.errors import ConfigurationError, InvalidJobSpec, Problem
 from orchestrator.simulation import distributions
 from orchestrator.simulation.distributions import Constant, Distribution
@@ -45,8 +45,10 @@ from orchestrator.specification.bounds import (
     ISLANDS_MAX,
     ByteCount,
     BytesPerSecond,
+    Currency,
     IncarnationCount,
     IslandCount,
+    Money,
     Ratio,
     RatioBelowOne,
     Remark,
@@ -117,6 +119,14 @@ class LifePart(Section):
     begin_s: VirtualSeconds | None = None
 
 
+class PricePart(Section):
+    """``Price``: of all hosts of the island."""
+
+    per_hour: Money
+    currency: Currency = "USD"
+    kind: Literal["on_demand", "spot", "reserved"] = "on_demand"
+
+
 class PlacePart(Section):
     """``IslandPlan``: of a standby, all there is to say."""
 
@@ -124,6 +134,7 @@ class PlacePart(Section):
     node_group: Word
     region: WordOrNone
     accelerator_count: IslandCount = 1
+    price: PricePart | None = None
 
 
 Row = tuple[VirtualSeconds, VirtualSeconds, VirtualSecondsAboveZero, VirtualSeconds]
@@ -246,7 +257,7 @@ def dump(world: FittedWorld) -> str:
             "faults": [{**asdict(fault), "kind": fault.kind.value} for fault in plan.faults],
             "latencies": {name: _plain(latency) for name, latency in latencies.items() if latency is not None},
             "islands": [_island(world, n) for n in range(len(policy.islands))],
-            **({"standbys": [asdict(standby) for standby in policy.standbys]} if policy.standbys else {}),
+            **({"standbys": [_place(standby) for standby in policy.standbys]} if policy.standbys else {}),
         },
     }
     head = [
@@ -263,8 +274,12 @@ def _plain(latency: Latency) -> Any:
     return {"uniform": list(latency)} if latency[1] > 0.0 else 0.0
 
 
+def _place(plan: IslandPlan) -> dict[str, Any]:
+    return {name: value for name, value in asdict(plan).items() if value is not None}
+
+
 def _island(world: FittedWorld, n: int) -> dict[str, Any]:
-    plan, about = world.plan, asdict(world.policy.islands[n])
+    plan, about = world.plan, _place(world.policy.islands[n])
     name = about["island"]
     about["step_s"] = plan.step_s[n]
     if plan.pause_s:
@@ -354,7 +369,8 @@ def _world(part: WorldPart) -> FittedWorld:
 
 
 def _plan_of(part: PlacePart) -> IslandPlan:
-    return IslandPlan(IslandId(part.island), NodeGroupId(part.node_group), part.region, part.accelerator_count)
+    price = None if part.price is None else Price(**dict(part.price))
+    return IslandPlan(IslandId(part.island), NodeGroupId(part.node_group), part.region, part.accelerator_count, price)
 
 
 _SAME = sorted({field.name for field in fields(WorldPlan)} & WorldPart.model_fields.keys() - {"faults", "calm_at"})

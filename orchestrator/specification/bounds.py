@@ -32,7 +32,9 @@ _TENSOR_PATTERN = r"^[^\x00-\x1f]*$"
 _DIGEST = r"^[0-9a-f]{16,128}$"
 _DATASET = r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,95}/[A-Za-z0-9_][A-Za-z0-9._-]{0,95}$"
 _REVISION = r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,99}(/[A-Za-z0-9_][A-Za-z0-9._-]{0,99}){0,4}$"
+_CURRENCY = r"^[A-Z]{3}$"
 PATTERN_WORDS = {
+    _CURRENCY: "three letters A-Z, such as USD",
     PRINTABLE: "without control characters",
     _NAME: "1 to 40 characters of a-z, 0-9 and '-', without '-' at either end",
     FUNCTION: "package.module:function",
@@ -98,6 +100,7 @@ Digest = Annotated[str, Field(pattern=_DIGEST)]
 DatasetId = Annotated[str, Field(pattern=_DATASET)]
 """Of the Hugging Face Hub."""
 Revision = Annotated[str, Field(pattern=_REVISION)]
+Currency = Annotated[str, Field(pattern=_CURRENCY)]
 AdapterRank = Annotated[int, Field(strict=True, ge=1, le=4096)]
 """Published adapters have ranks of 4 to 256."""
 AdapterAlpha = Annotated[float, Field(strict=True, gt=0, le=65_536, allow_inf_nan=False)]
@@ -209,6 +212,8 @@ BytesPerSecond = Annotated[float, Field(strict=True, ge=1, le=1e15, allow_inf_na
 """From a rate at which nothing arrives to more than any network carries."""
 ByteCount = Annotated[int, Field(strict=True, ge=0, le=2**53)]
 """Eight petabytes; JSON numbers are exact integers up to here."""
+Money = Annotated[float, Field(strict=True, ge=0, le=1e12, allow_inf_nan=False)]
+"""A price or a sum in any currency."""
 Factor = Annotated[float, Field(strict=True, ge=1e-6, le=1e6, allow_inf_nan=False)]
 """A factor by which something takes longer."""
 

@@ -162,6 +162,7 @@ class JobSpec(Section):
                     node_group=NodeGroupId(section.node_group),
                     region=(regions or {}).get(section.node_group, section.node_group),
                     accelerator_count=max(section.processes_per_host, section.accelerators) * section.hosts,
+                    price=section.island_price,
                 )
                 for island, section in sections.items()
             )
@@ -266,11 +267,6 @@ def _entry_problems(job: JobSpec) -> Iterable[Problem]:
     for index in range(len(job.islands)):
         for rule in ENTRY_RULES:
             yield from collected(rule(job, index))
-
-
-def _budget_problems(job: JobSpec) -> Iterable[Problem]:
-    if (job.budget.tokens is None) == (job.budget.steps is None):
-        yield Problem("budget", "needs exactly one of tokens and steps.", "Give one of the two.")
 
 
 def _trainable_problems(job: JobSpec) -> Iterable[Problem]:
@@ -561,7 +557,7 @@ def _trainer_problems(job: JobSpec) -> Iterable[Problem]:
 
 
 RULES: tuple[Callable[[JobSpec], Iterable[Problem]], ...] = (
-    _budget_problems,
+    lambda job: job.budget.problems(),
     _trainable_problems,
     _data_problems,
     _own_source_problems,

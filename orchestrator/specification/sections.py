@@ -6,10 +6,13 @@ is reading files.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from collections.abc import Iterable
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
+from orchestrator.core.vocabulary import Price
+from orchestrator.errors import Problem
 from orchestrator.parameters.codec.registry import CODEC_NAMES, CodecName
 from orchestrator.specification.bounds import (
     SHARDS_MAX,
@@ -18,6 +21,7 @@ from orchestrator.specification.bounds import (
     ByteCount,
     BytesPerSecond,
     Cpus,
+    Currency,
     DisplacementRatio,
     FragmentCount,
     HostCount,
@@ -28,6 +32,7 @@ from orchestrator.specification.bounds import (
     Location,
     MergeCount,
     MicrobatchCount,
+    Money,
     Name,
     NodeGroups,
     ParameterCount,
@@ -197,6 +202,31 @@ class MeshSection(Section):
     expert: AxisLength = 1
 
 
+class PriceSection(Section):
+    """The price of an island's machines is for an hour of an accelerator, or of a host, of which an island has ``hosts``.
+
+    An island without accelerators counts as one accelerator on each host. Set exactly one of the two.
+    """
+
+    chip_hour: Money | None = None
+    node_hour: Money | None = None
+    kind: Literal["on_demand", "spot", "reserved"] = Field(
+        "on_demand", description="reserved machines are paid for also while the island has no process"
+    )
+    currency: Currency = "USD"
+
+    @model_validator(mode="after")
+    def _has_one_price(self) -> Self:
+        if (self.chip_hour is None) == (self.node_hour is None):
+            raise ValueError("needs exactly one of chip_hour and node_hour; give one of the two")
+        return self
+
+    def of_island(self, accelerators: int, hosts: int) -> Price:
+        """Return the price of an island of so many hosts with so many accelerators each."""
+        per_host = self.chip_hour * max(1, accelerators) if self.chip_hour is not None else self.node_hour or 0.0
+        return Price(per_host * hosts, self.currency, self.kind)
+
+
 class IslandsSection(Section):
     """One or more islands on one node group. ``accelerators: 0`` means CPU; ``cpus`` is the number that Ray reserves.
 
@@ -230,6 +260,12 @@ class IslandsSection(Section):
     accumulation: MicrobatchCount | None = Field(
         None, description="parts in which one island processes a batch; training.accumulation if absent"
     )
+    price: PriceSection | None = Field(None, description="default: that of the service's price file")
+
+    @property
+    def island_price(self) -> Price | None:
+        """Return the price of one island of this entry; None if it is not known."""
+        return None if self.price is None else self.price.of_island(self.accelerators, self.hosts)
 
     @property
     def process_count(self) -> int:
@@ -256,6 +292,10 @@ class BudgetSection(Section):
 
     tokens: TokenCount | None = None
     steps: StepCount | None = None
+
+    def problems(self) -> Iterable[Problem]:
+        if (self.tokens is None) == (self.steps is None):
+            yield Problem("budget", "needs exactly one of tokens and steps.", "Give one of the two.")
 
 
 class EvaluationSection(Section):

@@ -86,6 +86,13 @@ def percent(value: float | None) -> str:
     return "–" if value is None else f"{100 * value:.1f} %"
 
 
+def money(value: float | None, currency: str) -> str:
+    """Return a sum with its currency: with cents, and a small one with three digits."""
+    if value is None:
+        return "–"
+    return f"{value:.3g} {currency}" if 0 < abs(value) < 1 else f"{value:,.2f} {currency}"
+
+
 def loss(value: float | None) -> str:
     return "–" if value is None else f"{value:.3f}"
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import fsum, isclose
+from random import Random
 
 import pytest
 
-from orchestrator.accounting.island_time import EVALUATING, NOT_STEPPING
+from orchestrator.accounting.goodput import forecast
+from orchestrator.accounting.island_time import AWAY, EVALUATING, NOT_STEPPING
 from orchestrator.core import commands
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
 from orchestrator.core.messages import Flushed, Progress
-from orchestrator.core.vocabulary import parse_timer
+from orchestrator.core.vocabulary import Price, parse_timer
 
 from .dictation import POLICY, Dictation
 
@@ -147,3 +149,74 @@ def test_the_time_in_which_an_island_measures_is_stalled_and_named_once():
     island = story.goodput.summary()["islands"]["east"]
     assert island["badput_seconds"] == {EVALUATING: pytest.approx(2.0), NOT_STEPPING: pytest.approx(1.0)}
     assert island["seconds"]["stalled"] == pytest.approx(3.0)
+
+
+# ── in money ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def priced(price, other=None):
+    east, west = POLICY.islands
+    return replace(POLICY, token_budget=1000, islands=(replace(east, price=price), replace(west, price=other)))
+
+
+def test_the_cost_is_the_time_of_every_class_and_badput_has_its_part():
+    story = Dictation(priced(Price(36.0))).train_from(0.0).progress(10.0, tokens=100, stepping=7.0)
+    cost = story.goodput.summary()["cost"]
+    assert cost["so_far"] == pytest.approx(0.1)  # 10 s at a cent a second
+    assert cost["badput"] == pytest.approx({NOT_STEPPING: 0.03})
+    assert (cost["node_groups"], cost["unpriced"]) == (pytest.approx({"east": 0.1}), ["west"])
+
+
+@pytest.mark.parametrize(("kind", "paid_s"), [("on_demand", 5.0), ("spot", 5.0), ("reserved", 11.0)])
+def test_an_island_without_a_process_costs_only_on_reserved_machines(kind, paid_s):
+    story = Dictation(priced(Price(3600.0, "EUR", kind))).train_from(0.0).died(4.0)
+    story.place(10.0, incarnation=2)
+    cost = story.goodput.summary(11.0)["cost"]
+    assert cost["so_far"] == pytest.approx(paid_s)
+    assert (AWAY in cost["badput"]) == (kind == "reserved")
+    assert cost["currency"] == "EUR"
+
+
+def test_the_cost_of_a_million_merged_tokens_counts_what_was_never_merged():
+    story = Dictation(priced(Price(3600.0))).train_from(0.0).progress(10.0, tokens=100, stepping=10.0)
+    c = story.contribution(60, total=100)
+    story.admit(10.0, c).close(10.0, c).merged(10.0, c)
+    figures = story.goodput.summary()
+    merged = figures["tokens"]["merged"]
+    assert figures["cost"]["per_merged_million_tokens"] == pytest.approx(10.0 / merged * 1e6)
+
+
+def test_without_prices_there_is_no_cost():
+    assert "cost" not in Dictation().train_from(0.0).goodput.summary()
+
+
+def test_a_forecast_at_an_even_pace_is_exact_and_has_no_spread():
+    pace = [(100 * n, 10.0 * n) for n in range(6)]
+    assert forecast(5.0, 0.1, 500, pace) == pytest.approx({"expected": 10.0, "low": 10.0, "high": 10.0})
+
+
+def test_a_forecast_of_few_stretches_says_that_its_spread_is_unknown():
+    assert forecast(5.0, 0.1, 500, [(0, 0.0), (100, 10.0)]) == {"expected": 10.0, "low": None, "high": None}
+    assert forecast(5.0, 0.1, 500, [(0, 0.0)]) is None
+
+
+def test_a_forecast_holds_what_came_in_nearly_all_of_many_jobs():
+    chance, inside = Random(7), 0
+    for _ in range(400):
+        steps = [chance.expovariate(0.1) for _ in range(400)]
+        pace = [(100 * n, fsum(steps[:n])) for n in range(41)]
+        expected = forecast(0.0, 1.0, 100 * 360, pace)
+        inside += expected["low"] <= fsum(steps[40:]) <= expected["high"]
+    assert 0.85 < inside / 400 < 0.99
+
+
+def test_an_ended_job_has_no_forecast():
+    story = Dictation(priced(Price(3600.0))).train_from(0.0)
+    for n in range(1, 7):
+        story.progress(10.0 * n, tokens=100 * n, stepping=10.0 * n)
+        c = story.contribution(100, total=100 * n, offer=n, base=n - 1)
+        story.admit(10.0 * n, c).close(10.0 * n, c, version=n).merged(10.0 * n, c, version=n)
+    found = story.goodput.summary()["cost"]["forecast"]
+    assert found["expected"] == pytest.approx(100.0)  # 600 of 1,000 tokens for 60
+    story.finish(60.0)
+    assert story.goodput.summary()["cost"]["forecast"] is None

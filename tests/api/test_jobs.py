@@ -229,3 +229,24 @@ def test_a_specification_that_is_probably_a_mistake_is_taken_with_a_warning_that
     assert f"warning: {warning.path}: {warning.message} {warning.remedy}" in said
     assert f"warning: {warning.path}" in " ".join(service.atoll("status", "latest").split())
     assert client.submit(service.spec(steps=200)).warnings == []
+
+
+# ── prices ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_job_without_prices_says_how_to_get_them(service: Installation) -> None:
+    with service.client() as client:
+        job = client.submit(service.spec(steps=20))
+    said = service.atoll("cost", job.job, code=2)
+    assert "none of its node groups had a price" in said
+    assert "--prices FILE" in said
+
+
+def test_prices_in_two_currencies_are_refused(service: Installation) -> None:
+    islands = [
+        {"node_group": "us-east", "cpus": 0.01, "price": {"chip_hour": 1.0}},
+        {"node_group": "us-west", "cpus": 0.01, "price": {"chip_hour": 1.0, "currency": "EUR"}},
+    ]
+    said = service.atoll("submit", service.spec_file(islands=islands), code=2)
+    assert "islands.1.price.currency" in said
+    assert "is EUR, but another entry is priced in USD" in said

@@ -64,7 +64,9 @@ def voyaging(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Voyaging]:
         assert address is not None
         knobs = {"fragments": 4, "interval_steps": 12, "quorum": 2, "wire": {"up": "bfloat16", "down": "float32"}}
         with installation.client() as client:
-            job = client.submit(installation.spec(steps=10_000_000, synchroniser=knobs)).job
+            spec = installation.spec(steps=10_000_000, synchroniser=knobs)
+            spec["islands"] = [{**island, "price": {"chip_hour": 2.0}} for island in spec["islands"]]
+            job = client.submit(spec).job
             client.kill(job, "asia")
         credentials = installation.home.path / "token"
         token = credentials.read_text().strip()
