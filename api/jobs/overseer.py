@@ -16,6 +16,8 @@ its islands, and a restart brings neither. If the new one is silent as well, eac
 The file ``taken_down`` exists from a deliberate stop of the installation until the jobs that ran then have been failed,
 because a user who stops everything does not expect the next start to undo that.
 
+A job that has cost what its budget allows is finished early, as by an operator.
+
 Jobs are isolated: a problem with one job's row, folder or answer is reported once, for that job, and the round continues.
 The progress of each job is stored now and then, for a job that fails without being able to report it.
 """
@@ -39,12 +41,14 @@ from api.jobs.background_loop import BackgroundLoop, ProblemLog, reason_of
 from api.jobs.checkpoints import checkpoints_of
 from api.jobs.control import ControlPort
 from api.jobs.cordons import Cordons
+from api.jobs.outbox import row_of
 from api.jobs.path_check import refuse_outside
 from api.jobs.translate import SenselessAnswer, last_known_of
 from api.run.folder import Run, damage_of_status, is_there, read_status
 from api.schemas import JobState
-from api.storage.store import JobRow, Store
+from api.storage.store import DuplicateKey, JobRow, Store
 from orchestrator.checkpoints.resumption import how_to_continue
+from orchestrator.core import commands
 from orchestrator.errors import AtollError, FilesElsewhere, InfrastructureError, LogStoreUnavailable, NotFound
 from orchestrator.specification.config import parse_job
 from orchestrator.status import JobStatus
@@ -68,6 +72,8 @@ TAKEN_DOWN = "it was running when the installation was stopped (`atoll down`)."
 UNSEEN = "it is unknown whether it runs:"
 NOTHING_LEFT = "it no longer runs, and it left neither a final state nor a tape."
 THE_SERVICE = "the service, which restarted it"
+THE_BUDGET = "budget.cost"
+"""The caller of the command that finishes a job because of what it has cost."""
 
 
 class Presence(Enum):
@@ -197,6 +203,7 @@ class Overseer:
             self._complain(row, f"{UNSEEN} {reason_of(error)}", error)
             return Presence.THERE
         try:
+            self._finish_at_limit(row, record)
             self._silences.pop(row.job, None)
             (self._paused.discard if record.view.pause_reason is None else self._paused.add)(row.job)
             self._progress[row.job] = last_known_of(record)
@@ -210,6 +217,16 @@ class Overseer:
             if self._problem_log.settle(f"job {row.job}") and row.reason:
                 self._store.update_job(row.job, reason="")
         return Presence.THERE
+
+    def _finish_at_limit(self, row: JobRow, record: JobStatus) -> None:
+        """Store the command that finishes a job that has cost what its budget allows, once. The outbox delivers it."""
+        if not is_at_limit(row.spec, record):
+            return
+        stored = row_of(row.job, THE_BUDGET, commands.Finish())
+        stored.idempotency_key = f"{THE_BUDGET}:{row.job}"
+        with suppress(DuplicateKey):
+            self._store.add_command(stored)
+            logger.warning("job %s has cost its budget; it is finished early", row.job)
 
     def _see_to(self, row: JobRow, presence: Presence, taken_down: bool) -> None:
         if presence is Presence.THERE:
@@ -358,6 +375,15 @@ class Overseer:
         if self._problem_log.note(f"job {row.job}", reason, error):
             with suppress(Exception):  # the store may be the problem
                 self._store.update_job(row.job, reason=reason)
+
+
+def is_at_limit(spec: Any, record: JobStatus) -> bool:
+    """Return whether a running job has cost what its budget allows, and has work that can be merged."""
+    budget, cost = spec.get("budget") if isinstance(spec, dict) else None, record.goodput.get("cost")
+    limit = budget.get("cost") if isinstance(budget, dict) else None
+    if not isinstance(limit, float | int) or cost is None or record.view.phase != "running":
+        return False
+    return cost["so_far"] >= limit and record.view.tokens_trained > 0
 
 
 def reason_in(error: Exception) -> str:

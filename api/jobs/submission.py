@@ -146,7 +146,13 @@ def with_prices(spec: JobSpec, prices: Mapping[str, PriceSection]) -> JobSpec:
 
 
 def price_problems(spec: JobSpec) -> Iterator[Problem]:
-    """Yield the problems of prices that cannot be added up."""
+    """Yield the problems of prices that cannot be added up, or are missing for the limit of the budget."""
+    unpriced = [index for index, entry in enumerate(spec.islands) if entry.price is None]
+    if spec.budget.cost is not None and unpriced:
+        group = spec.islands[unpriced[0]].node_group
+        message = f"is {spec.budget.cost:g}, but the node group {group!r} has no price."
+        remedy = f"Start the service with a --prices FILE that has it, or give islands.{unpriced[0]}.price."
+        yield Problem("budget.cost", message, remedy)
     first = next((entry.price for entry in spec.islands if entry.price is not None), None)
     for index, entry in enumerate(spec.islands):
         if first is not None and entry.price is not None and entry.price.currency != first.currency:

@@ -20,6 +20,7 @@ from orchestrator.specification.bounds import (
     AxisLength,
     ByteCount,
     BytesPerSecond,
+    CostLimit,
     Cpus,
     Currency,
     DisplacementRatio,
@@ -288,10 +289,15 @@ class IslandsSection(Section):
 
 
 class BudgetSection(Section):
-    """When the job ends: after a number of tokens over all islands, or of steps of each island. Set exactly one."""
+    """When the job ends: after a number of tokens over all islands, or of steps of each island. Set exactly one.
+
+    ``cost`` is a limit besides, in the currency of the prices: a job that has cost as much is finished early, as by `atoll
+    finish`. The service looks every few seconds, and the last work is still merged, so the job costs a little more.
+    """
 
     tokens: TokenCount | None = None
     steps: StepCount | None = None
+    cost: CostLimit | None = Field(default=None, description="null: no limit; all node groups of the job need a price")
 
     def problems(self) -> Iterable[Problem]:
         if (self.tokens is None) == (self.steps is None):

@@ -41,6 +41,11 @@ def test_the_page_on_cost_does_what_it_says(cold: Installation, tmp_path: Path) 
     assert "per merged million tokens" in said
     assert "group     asia:" in said
     assert "cost      " in cold.atoll("report", "latest")
+    limited = cold.spec(steps=2_000_000) | {"budget": {"steps": 2_000_000, "cost": 0.002}}
+    with cold.client() as client:
+        ended = client.wait(client.submit(limited))
+        assert [command.caller for command in client.commands(ended.job)] == ["budget.cost"]
+    assert (ended.state, ended.reason.startswith("finished early by budget.cost")) == (JobState.COMPLETED, True)
     with cold.http() as http:
         metrics = http.get("/metrics").text
     assert f'atoll_cost{{atoll_job="{job.job}",currency="USD"}}' in metrics

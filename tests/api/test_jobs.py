@@ -250,3 +250,10 @@ def test_prices_in_two_currencies_are_refused(service: Installation) -> None:
     said = service.atoll("submit", service.spec_file(islands=islands), code=2)
     assert "islands.1.price.currency" in said
     assert "is EUR, but another entry is priced in USD" in said
+
+
+def test_a_limit_on_the_cost_needs_the_price_of_every_node_group(service: Installation) -> None:
+    islands = [{"node_group": "us-east", "cpus": 0.01, "price": {"chip_hour": 1.0}}, {"node_group": "us-west"}]
+    said = service.atoll("submit", service.spec_file(islands=islands, budget={"steps": 9, "cost": 5}), code=2)
+    assert "budget.cost: is 5, but the node group 'us-west' has no price." in said
+    assert "or give islands.1.price" in said
