@@ -147,3 +147,11 @@ def test_a_spare_is_said_to_be_one_and_is_no_island_of_goodput_nought(report):
     assert "4 islands in" in page
     assert "and 1 spare" in page
     assert page.count("spare-slot") == 1, "it has a row in the table, and none over time"
+
+
+def test_the_page_shows_what_the_job_cost_if_there_are_prices(report):
+    assert "<h2>Cost</h2>" not in render(report)
+    cost = {"currency": "USD", "so_far": 12.3, "per_merged_million_tokens": 4.5, "badput": {"a<b": 0.002}}
+    page = render({**report, "cost": {**cost, "node_groups": {"asia": 12.3}, "unpriced": ["moon"]}})
+    assert "12.30 USD, 4.50 USD per merged million tokens. Without a price: moon." in page
+    assert '<td class="words">a&lt;b</td><td>0.002 USD</td>' in page
