@@ -47,13 +47,12 @@ from api.schemas import (
 )
 from orchestrator.core import commands
 from orchestrator.core.vocabulary import NodeGroupId
+from orchestrator.host.records import HELD_CHARACTERS_MAX
 from orchestrator.specification import documents
 from orchestrator.specification.config import JobSpec
 from orchestrator.system.run_folder import REPORT, REPORT_PAGE, Retention
 
 checkpoints_router = APIRouter(prefix="/v1/jobs/{job}", tags=["checkpoints"], route_class=runs_in(JOBS))
-HELD_CHARACTERS_MAX = 1 << 12
-"""Percent-encoded, they still fit into the head of a request."""
 TAR = "application/x-tar"
 ARCHIVE: dict[int | str, dict[str, Any]] = {200: {"content": {TAR: {}}}}
 commands_router = APIRouter(prefix="/v1/jobs/{job}/commands", tags=["commands"], route_class=runs_in(JOBS))

@@ -40,7 +40,7 @@ from orchestrator.errors import (
     disk_remedy,
 )
 from orchestrator.host import records
-from orchestrator.host.records import UNKNOWN, FragmentUpdate
+from orchestrator.host.records import HELD_CHARACTERS_MAX, UNKNOWN, FragmentUpdate
 from orchestrator.models.huggingface import adapters
 from orchestrator.models.huggingface import export as huggingface
 from orchestrator.models.huggingface import origin as origins
@@ -229,6 +229,12 @@ def follow(
         troubles: str | None = None
         answered_at, damaged = time.monotonic(), 0
         while True:
+            if len(",".join(map(str, replica.held))) > HELD_CHARACTERS_MAX:
+                count = len(replica.held)
+                raise ConfigurationError(
+                    detail=f"Job {replica.manifest.job} has {count} fragments, too many to name in a request, so it cannot "
+                    "be followed further. Export it with `atoll export`."
+                )
             try:
                 with source.updates(replica.manifest.job, replica.held) as content:
                     replica.take(content)

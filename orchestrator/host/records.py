@@ -48,6 +48,8 @@ FRAGMENTS = "fragments"
 """The fragments of Θ in the metadata of its file, as ``FragmentRow``."""
 UPDATES = "atoll-updates-1"
 LINE_BYTES_MAX = 1 << 20
+HELD_CHARACTERS_MAX = 1 << 12
+"""For the versions in a follower's request, some 800: percent-encoded, they still fit into the head of a request."""
 UNKNOWN = -1
 """The version of a fragment of which a follower holds nothing."""
 HEADER_ALIGNMENT = 8

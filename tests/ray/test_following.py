@@ -325,3 +325,10 @@ def test_a_full_disk_is_one_sentence_and_costs_no_version(job: Job, tmp_path: Pa
     job.trouble = lambda: None
     followed(job, folder)
     job.require_current(folder)
+
+
+def test_more_fragments_than_a_request_can_name_are_one_sentence(job: Job, tmp_path: Path) -> None:
+    (own := tmp_path / "followed" / OWN).mkdir(parents=True)
+    (own / "manifest.json").write_text(json.dumps({"job": "followed", "fragments": [None] * 3000}))
+    with pytest.raises(ConfigurationError, match="has 3000 fragments, too many to name in a request"):
+        followed(job, tmp_path / "followed")
