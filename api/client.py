@@ -18,10 +18,10 @@ import os
 import secrets
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar, assert_never
+from typing import TYPE_CHECKING, Any, Self, TypeVar, assert_never
 from urllib.parse import quote, urlsplit
 
 import httpx
@@ -83,6 +83,9 @@ from orchestrator.errors import (
 )
 from orchestrator.system.marks import BY_UP, supervisor_of
 
+if TYPE_CHECKING:
+    from api.run.following import Followed
+
 WAIT_DIGITS_MAX = 9
 """The longest Retry-After that is believed, in digits: the answer may come from some other server."""
 Shape = TypeVar("Shape", bound=Answer)
@@ -128,10 +131,8 @@ class Client:
         at its address by then.
         """
         place = Home(home)
-        address, token = (
-            place.address() or (place.discovered_address() if url is None else None),
-            os.environ.get(TOKEN_VARIABLE),
-        )
+        address = place.address() or (place.discovered_address() if url is None else None)
+        token = os.environ.get(TOKEN_VARIABLE)
         if url is None and address is None:
             raise ServiceUnreachable(
                 detail=f"No service is running in {home}: {home / 'service.json'} does not exist.",
@@ -353,20 +354,33 @@ class Client:
         self._download(f"/v1/jobs/{quote(job, safe='')}/tokenizer", to)
 
     def download_origin(self, job: str, to: Path) -> None:
-        """Write what exports keep of the job's initial checkpoint, as JSON, to the file ``to``.
-
-        Raises NotFound if the job began without a checkpoint, Conflict if nothing is known of it any more.
-        """
+        """Write what exports keep of the job's initial checkpoint, JSON, to ``to``. Raises NotFound, or Conflict if lost."""
         self._download(f"/v1/jobs/{quote(job, safe='')}/origin", to)
 
+    def follow(self, job: str, folder: Path, **options: Any) -> Iterator[Followed]:
+        """Keep ``folder`` at the job's newest parameters and yield each version (``api.run.following.follow``)."""
+        from api.run.following import follow  # brings NumPy
+
+        return follow(lambda: self, job, folder, **options)
+
+    @contextmanager
+    def updates(self, job: str, held: Iterable[int] = ()) -> Iterator[Iterator[bytes]]:
+        """Open what is newer than the versions held of each fragment; no bytes if nothing is."""
+        with self._stream(f"/v1/jobs/{quote(job, safe='')}/updates", {"held": ",".join(map(str, held))}) as answer:
+            yield answer.iter_bytes()
+
     def _download(self, path: str, to: Path) -> None:
+        with self._stream(path) as answer, to.open("wb") as file:
+            file.writelines(answer.iter_bytes())
+
+    @contextmanager
+    def _stream(self, path: str, query: Mapping[str, str] | None = None) -> Iterator[httpx.Response]:
         try:
-            with self._http.stream("GET", path) as answer:
+            with self._http.stream("GET", path, params=query) as answer:
                 if not answer.is_success:
                     answer.read()
                     raise error_of(answer)
-                with to.open("wb") as file:
-                    file.writelines(answer.iter_bytes())
+                yield answer
         except httpx.RemoteProtocolError as error:
             raise InfrastructureError(detail=f"The download was interrupted: {error}.", remedy="Try again.") from error
         except httpx.TransportError as error:
@@ -510,8 +524,7 @@ class Client:
             return shape.model_validate_json(answer.content)
         except ValueError as error:
             remedy = "Check that it is an atoll service of the same version."
-            detail = f"The answer of {self.url} is not valid."
-            raise InfrastructureError(detail=detail, remedy=remedy) from error
+            raise InfrastructureError(detail=f"The answer of {self.url} is not valid.", remedy=remedy) from error
 
 
 def _place_of(command: commands.Command) -> tuple[str, dict[str, Any] | None]:

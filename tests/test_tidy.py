@@ -145,8 +145,8 @@ MAY_IMPORT = {
         "api": """
             alembic click fastapi httpx orchestrator.accounting.explanation orchestrator.certificates
             orchestrator.chaos orchestrator.checkpoints orchestrator.core.commands orchestrator.core.faults
-            orchestrator.core.vocabulary orchestrator.errors orchestrator.models
-            orchestrator.parameters.codec.registry orchestrator.report orchestrator.runtime.groups
+            orchestrator.core.vocabulary orchestrator.errors orchestrator.host.records orchestrator.models
+            orchestrator.parameters orchestrator.report orchestrator.runtime.groups
             orchestrator.simulation orchestrator.specification orchestrator.status orchestrator.system orchestrator.tape
             orchestrator.text prometheus_client psutil pydantic rich sqlalchemy starlette typer uvicorn yaml
         """,
@@ -155,21 +155,22 @@ MAY_IMPORT = {
         "api.storage": "alembic api.auth.tokens api.chaos.store orchestrator.errors psycopg sqlalchemy",
         "api.run": """
             api.schemas orchestrator.accounting.explanation orchestrator.checkpoints orchestrator.core.vocabulary
-            orchestrator.errors orchestrator.status orchestrator.system orchestrator.tape pyarrow pydantic yaml
+            orchestrator.errors orchestrator.host.records orchestrator.models orchestrator.parameters
+            orchestrator.specification orchestrator.status orchestrator.system orchestrator.tape pyarrow pydantic yaml
         """,
         "api.jobs": """
             api.auth api.clocks api.run api.schemas api.storage orchestrator.checkpoints
             orchestrator.core.commands
-            orchestrator.core.faults orchestrator.core.vocabulary orchestrator.errors orchestrator.models
-            orchestrator.simulation.advice orchestrator.specification orchestrator.status orchestrator.system
-            orchestrator.tape.codec orchestrator.text pydantic
+            orchestrator.core.faults orchestrator.core.vocabulary orchestrator.errors orchestrator.host.records
+            orchestrator.models orchestrator.simulation.advice orchestrator.specification orchestrator.status
+            orchestrator.system orchestrator.tape.codec orchestrator.text pydantic
         """,
         "api.terminal": """
             api.client api.schemas orchestrator.errors orchestrator.system pydantic
             rich
         """,
         "api.commands": """
-            api.auth.roles api.chaos.plans api.chaos.schemas api.run.archive api.client
+            api.auth.roles api.chaos.plans api.chaos.schemas api.run.archive api.run.following api.client
             api.installation api.run.tables api.schemas api.simulation api.terminal orchestrator.certificates
             orchestrator.chaos orchestrator.errors orchestrator.kubernetes orchestrator.models
             api.tracker_feed orchestrator.parameters.codec.registry orchestrator.report orchestrator.simulation

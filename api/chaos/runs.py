@@ -17,7 +17,7 @@ from api.chaos.active_run import RunThreads, key_of, planned
 from api.chaos.schemas import ChaosRun, ChaosRunSummary, Decision, Fault, RunState, VerdictDocument
 from api.chaos.store import ChaosDecisionRow, ChaosRunRow, ChaosStore
 from api.installation.service_restart import RestartService
-from api.jobs.idempotency import digest_of, refuse_other_request
+from api.jobs.outbox import digest_of, refuse_other_request
 from api.jobs.service import Service
 from api.jobs.translate import command_of
 from api.schemas import Island

@@ -9,6 +9,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -24,18 +25,19 @@ from api.commands.common import (
     UrlOption,
     connect,
     console,
+    echo_json,
     print_json,
     say,
+    until_interrupted,
 )
 from api.commands.islands import conclude
 from api.installation.home import DEFAULT_HOME
-from orchestrator.errors import ConfigurationError, DataError, NotFound, RequestError, UnfitWeights
+from orchestrator.errors import ConfigurationError, DataError, NotFound, UnfitWeights
 from orchestrator.system import python_process
 
 if TYPE_CHECKING:
     from api.client import Client
     from orchestrator.models.decoder import DecoderSection
-    from orchestrator.models.huggingface.origin import Origin
 
 
 HEADER_BYTES_MAX = 100_000_000
@@ -152,9 +154,10 @@ def _run_writer(form: str, source: Path, target: Path) -> None:
 
 
 def _write_for_peft(client: Client, job: str, parameters: Path, draft: Path, spec: dict[str, Any]) -> list[str]:
-    from orchestrator.models.huggingface import adapters  # brings NumPy
+    from api.run.following import origin_of  # brings NumPy
+    from orchestrator.models.huggingface import adapters
 
-    return adapters.write(parameters, draft, spec, _origin_of(client, job, parameters, []))
+    return adapters.write(parameters, draft, spec, origin_of(client, job, parameters.with_name("origin"), []))
 
 
 def _base_of(spec: dict[str, Any], parameters: Path, folder: Path | None) -> Any:
@@ -200,44 +203,20 @@ def _write_for_transformers(
     settings: dict[str, Any],
 ) -> list[str]:
     """Write the export and return notes for the user. Files that the service no longer has do not stop the export."""
-    from orchestrator.models.huggingface import export as huggingface  # brings NumPy
-    from orchestrator.specification.bounds import BYTES  # brings pydantic
+    from api.run.following import write_for_transformers  # brings NumPy
+    from orchestrator.models.huggingface import export as huggingface
 
     if problem := huggingface.not_of_transformers(spec):
         raise problem
-    notes: list[str] = []
-    tokenizer = parameters.with_name("tokenizer")
-    if spec["data"]["tokenizer"] != BYTES:
-        try:
-            client.download_tokenizer(job, tokenizer)
-        except RequestError as error:
-            notes.append(f"The export has no tokenizer: {error}")
-    origin = _origin_of(client, job, parameters, notes)
-    whole = None
     if spec.get("trainable") is not None and isinstance(spec["trainer"], dict):
         spec, parameters = merged_in_torch(spec, parameters, base)
     elif spec.get("trainable") is not None:
-        whole = _base_of(spec, parameters, base)
-    notes += huggingface.write(
-        parameters, draft, spec, tokenizer if tokenizer.exists() else None, origin, whole, **settings
-    )
+        settings = {**settings, "base": _base_of(spec, parameters, base)}
+    tokenizer = parameters.with_name("tokenizer")
+    notes = write_for_transformers(client, job, parameters, draft, spec, tokenizer, **settings)
     if (draft / "tokenizer_config.json").exists():
         notes.append("transformers can load it, and its AutoTokenizer the tokenizer.")
     return notes
-
-
-def _origin_of(client: Client, job: str, parameters: Path, notes: list[str]) -> Origin | None:
-    """Return what the service kept of the job's initial checkpoint, if it has one; add a note if that cannot be read."""
-    from orchestrator.models.huggingface import origin as origins
-
-    try:
-        client.download_origin(job, path := parameters.with_name("origin"))
-        return origins.parsed(path.read_bytes(), "the service's record of the checkpoint")
-    except NotFound:
-        return None
-    except RequestError as error:
-        notes.append(f"The export has no settings of the job's initial checkpoint: {error}")
-        return None
 
 
 def described(path: Path) -> dict[str, Any]:
@@ -250,6 +229,39 @@ def described(path: Path) -> dict[str, Any]:
             return {**facts, "spec": json.loads(facts["spec"])}
         except (ValueError, KeyError, TypeError) as error:
             raise DataError(detail=f"{path} has no metadata of a job ({error!r}).") from error
+
+
+def follow(
+    job: JobArgument,
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to keep, new or from an earlier call.")],
+    once: Annotated[bool, typer.Option("--once", help="Bring the newest version and end.")] = False,
+    dtype: Annotated[Dtype, typer.Option("--dtype", help="Type of the tensors of a whole model.")] = Dtype.FLOAT32,
+    keep: Annotated[int, typer.Option("--keep", min=1, max=NUMBER_MAX, help="Versions that stay on the disk.")] = 2,
+    every: Annotated[
+        float, typer.Option("--every", metavar="SECONDS", min=0.1, max=86_400, help="Time between two requests.")
+    ] = 1.0,
+    home: HomeOption = DEFAULT_HOME,
+    url: UrlOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Keep DIR/current at the newest merged parameters of a job, from the updates that its islands get.
+
+    DIR/current is a Hugging Face folder where `atoll export` writes one. Ends with the job. After an interruption the
+    same command continues from what DIR holds.
+    """
+    from api.run.following import follow as follow_job  # brings NumPy
+
+    last, settings = None, {"once": once, "dtype": dtype.value, "keep": keep, "every_s": every, "say": say}
+    with until_interrupted():
+        for last in follow_job(lambda: connect(home, url), job, folder, **settings):  # type: ignore[arg-type]
+            for note in last.notes:
+                say(note)
+            if as_json:
+                echo_json(json.dumps({**asdict(last), "path": str(last.path)}))
+            else:
+                say(f"version {last.number} of {last.job} is {folder / 'current'} ({last.bytes_count:,} bytes came)")
+    if last is None:
+        say(f"{folder / 'current'} is the newest version already")
 
 
 def checkpoints(
@@ -340,3 +352,4 @@ def register(app: typer.Typer) -> None:
     app.command()(checkpoint)
     app.command()(rollback)
     app.command(rich_help_panel="Jobs")(export)
+    app.command(rich_help_panel="Jobs")(follow)

@@ -12,7 +12,7 @@ Source: ports and adapters (Cockburn, 2005).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol
@@ -120,10 +120,11 @@ class ControlPort(Protocol):
         """
         ...
 
-    def save_parameters(self, job_id: str) -> str:
+    def save_parameters(self, job_id: str, held: Sequence[int] | None = None) -> str:
         """Make the running job write its current Θ into its run folder, and return the file's name. The caller removes it.
 
-        Raises Conflict while there is no Θ yet. May take as long as the disk does.
+        With ``held``, versions of the fragments, the file has what is newer (``host.records``). Raises Conflict while there
+        is no Θ yet. May take as long as the disk does.
         """
         ...
 

@@ -13,8 +13,7 @@ from threading import Lock
 
 from api.jobs.background_loop import ProblemLog, reason_of
 from api.jobs.control import ControlPort
-from api.jobs.idempotency import digest_of
-from api.jobs.outbox import Outbox, row_of
+from api.jobs.outbox import Outbox, digest_of, row_of
 from api.jobs.status_cache import refuse_outdated
 from api.jobs.translate import request_in, status_in
 from api.schemas import JobState, NodeGroup

@@ -9,17 +9,22 @@ were stored. Everything needed for that is in the row. A command that was handed
 handed over again: jobs identify commands by id, and do nothing twice. A job that does not answer is tried again with the
 next ``turn``.
 
+An ``Idempotency-Key`` is used for one request only, which ``digest_of`` identifies.
+
 Source: Richardson, Microservices Patterns (2018), "transactional outbox"; at-least-once delivery with idempotent receivers.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import secrets
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from hashlib import blake2b
 from threading import Lock
+from typing import Any, Protocol
 
 from api.clocks import Ages
 from api.jobs.background_loop import ProblemLog, reason_of
@@ -28,8 +33,9 @@ from api.schemas import FINAL
 from api.storage.store import CommandRow, JobRow, Store
 from orchestrator.core.commands import Cancel, Command, Inject, kind_of
 from orchestrator.core.faults import Kind
-from orchestrator.errors import AtollError, Conflict, DataError, InfrastructureError, NotFound
+from orchestrator.errors import AtollError, Conflict, DataError, InfrastructureError, NotFound, RequestError
 from orchestrator.status import JobStatus
+from orchestrator.system.plain import brief
 from orchestrator.tape import codec
 
 logger = logging.getLogger(__name__)
@@ -44,6 +50,49 @@ TRIES_MAX = 3
 NEVER_REACHED = "the job ended before the command reached it."
 TOO_LATE = "the job did not answer when the fault was due."
 UNDECIDED = "the job ended before it decided."
+
+
+def digest_of(request: Any) -> str:
+    """Return a digest that is equal for equal requests, also for requests that validation would refuse."""
+    try:
+        canonical = json.dumps(request, sort_keys=True, default=str).encode()
+    except (TypeError, ValueError, RecursionError):
+        canonical = b"".join(_pieces(request))
+    return blake2b(canonical, digest_size=16).hexdigest()
+
+
+def _pieces(value: Any) -> Iterator[bytes]:
+    """Yield a canonical form of what JSON cannot encode, without recursion: mixed keys, cycles, depth, huge integers."""
+    waiting, seen = [value], set()
+    while waiting:
+        item = waiting.pop()
+        yield type(item).__name__.encode("utf-8", "backslashreplace")
+        if isinstance(item, dict | list | tuple):
+            yield str(len(item)).encode()
+            if id(item) not in seen:
+                seen.add(id(item))
+                pairs = sorted(item.items(), key=lambda pair: brief(pair[0])) if isinstance(item, dict) else [item]
+                waiting += [part for pair in pairs for part in pair]
+        elif isinstance(item, int):
+            yield hex(item).encode()
+        else:
+            yield str(item).encode("utf-8", "backslashreplace")
+
+
+class KeyedRow(Protocol):
+    """A row that a request with a key has created."""
+
+    @property
+    def request_digest(self) -> Any: ...
+
+
+def refuse_other_request(row: KeyedRow, digest: str, key: str | None) -> None:
+    """Raise RequestError if the row was created by a different request under the same key."""
+    if row.request_digest != digest:
+        raise RequestError(
+            detail=f"The Idempotency-Key {key!r} was already used for a different request.",
+            remedy="Use a new key for each new request, and repeat a key only with the same request.",
+        )
 
 
 def row_of(job: str, caller: str, command: Command) -> CommandRow:

@@ -24,8 +24,7 @@ from api.jobs.control import ControlPort
 from api.jobs.cordons import Cordons
 from api.jobs.dispatcher import JOBS_MAX, Dispatcher
 from api.jobs.dispatcher import sections_of as sections_of_row
-from api.jobs.idempotency import digest_of, refuse_other_request
-from api.jobs.outbox import Outbox, row_of
+from api.jobs.outbox import Outbox, digest_of, refuse_other_request, row_of
 from api.jobs.path_check import tokenizer_of
 from api.jobs.status_cache import PATIENCE_S, StatusCache, StatusSnapshot, refuse_outdated
 from api.jobs.submission import Checks

@@ -158,6 +158,7 @@ _JOB = "/v1/jobs/{job}"
 LEFT_AT_THE_END = (
     f"{_JOB}/report",
     f"{_JOB}/parameters",
+    f"{_JOB}/updates",
     f"{_JOB}/tokenizer",
     f"{_JOB}/origin",
     f"{_RUN}/verdict",

@@ -15,7 +15,7 @@ from api.http.guard import DOCUMENT
 from api.http.pools import BODY, DOWNLOADS, JOBS, LISTS, PARSING, SUBMITS, chunks_in, in_pool, runs_in
 from api.http.streams import File, Stream
 from api.jobs.job_list import JobList, Retainer
-from api.jobs.parameters import Parameters
+from api.jobs.parameters import OpenParameters, Parameters
 from api.jobs.path_check import PIECE_BYTES
 from api.jobs.status_cache import tag_of
 from api.jobs.translate import settings_command
@@ -47,6 +47,7 @@ from api.schemas import (
 )
 from orchestrator.core import commands
 from orchestrator.core.vocabulary import NodeGroupId
+from orchestrator.host.records import HELD_CHARACTERS_MAX
 from orchestrator.specification import documents
 from orchestrator.specification.config import JobSpec
 from orchestrator.system.run_folder import REPORT, REPORT_PAGE, Retention
@@ -57,6 +58,10 @@ ARCHIVE: dict[int | str, dict[str, Any]] = {200: {"content": {TAR: {}}}}
 commands_router = APIRouter(prefix="/v1/jobs/{job}/commands", tags=["commands"], route_class=runs_in(JOBS))
 parameters_router = APIRouter(prefix="/v1/jobs", tags=["jobs"], route_class=runs_in(DOWNLOADS))
 BYTES: dict[int | str, dict[str, Any]] = {200: {"content": {"application/octet-stream": {}}}}
+NEWER = BYTES | {204: {"description": "The caller's versions are the newest"}}
+HeldVersions = Annotated[
+    str, Query(max_length=HELD_CHARACTERS_MAX, pattern=r"^((-1|[0-9]{1,15})(,(-1|[0-9]{1,15}))*)?$")
+]
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"], route_class=runs_in(JOBS))
 REPORT_JSON: dict[int | str, dict[str, Any]] = {200: {"content": {"application/json": {"schema": {"type": "object"}}}}}
 REPORT_HTML: dict[int | str, dict[str, Any]] = {200: {"content": {"text/html": {"schema": {"type": "string"}}}}}
@@ -360,6 +365,26 @@ def download_parameters(
         "Content-Length": str(export.bytes_count),
     }
     return Stream(request, chunks_in(DOWNLOADS, export.chunks()), "application/octet-stream", headers)
+
+
+@parameters_router.get("/{job}/updates", response_class=Stream, responses=NEWER)
+def download_updates(
+    request: Request, job: str, parameters: Annotated[Parameters, Depends(parameters_of)], held: HeldVersions = ""
+) -> Response:
+    """Download what leads from the versions that a follower holds to the merged parameters: `atoll follow` uses it.
+
+    `held` are the versions of all fragments, in order, -1 for a fragment that is not held; empty for nothing. A fragment
+    comes as the encoded updates that islands get, or whole where those are gone. 204 if nothing is newer; 409 while there
+    are no parameters.
+    """
+    newer = parameters.updates(job, tuple(map(int, held.split(","))) if held else ())
+    if newer is None:
+        return Response(status_code=204)
+    headers = {}
+    if isinstance(newer, OpenParameters):
+        headers["Content-Length"] = str(newer.bytes_count)
+        newer = newer.chunks()
+    return Stream(request, chunks_in(DOWNLOADS, newer), "application/octet-stream", headers)
 
 
 @parameters_router.get("/{job}/tokenizer", response_class=Stream, responses=BYTES)

@@ -66,12 +66,13 @@ class Payload:
     def __init__(self, endpoint: Endpoint, name: str, content: memoryview) -> None:
         self.byte_count = len(content)
         self.inline = self.byte_count <= endpoint.membership.terms.inline_bytes_max
-        self.name, self._endpoint = name, endpoint
-        self._content = np.frombuffer(content, np.uint8) if self.inline else None
+        self.name, self.content, self._endpoint = name, content, endpoint
 
     def carried(self, receiver: str) -> Carried:
         """Return the bytes, or a ticket for ``receiver``. Raises PayloadWithdrawn once the endpoint is closed."""
-        return self._endpoint.server.ticket(self.name, receiver) if self._content is None else self._content
+        if self.inline:
+            return np.frombuffer(self.content, np.uint8)
+        return self._endpoint.server.ticket(self.name, receiver)
 
 
 class Endpoint:

@@ -2,6 +2,15 @@
 
 ``status.json`` is written last: once it is there, all of the job is. Refuses to compute figures (``accounting``) or
 pages (``report``).
+
+What a follower gets of a job (``updates``) is a line of JSON, and for every fragment, in order, another line and its
+payloads (``wire_format``). A last line shows that it is whole:
+
+    {"format": "atoll-updates-1", "job": "…", "ended": false}
+    {"version": 12, "digest": "…", "since": 9, "sizes": [1064, 1064, 1064]}   three updates, from version 9 to 12
+    {"version": 7, "digest": "…", "since": null, "sizes": [8224]}             the values
+    {"version": 3, "digest": "…", "since": 3, "sizes": []}                    held already
+    {"end": true}
 """
 
 from __future__ import annotations
@@ -13,26 +22,36 @@ import logging
 import math
 import os
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
-from orchestrator.errors import in_words
+from orchestrator.errors import DataError, NotFound, in_words
+from orchestrator.parameters import wire_format
 from orchestrator.parameters.pieces import Piece, Shape, piece_named, whole_shapes
 from orchestrator.status import JobStatus
 from orchestrator.system.disk import LocalDisk
-from orchestrator.system.plain import finite
+from orchestrator.system.plain import brief, finite
 from orchestrator.system.run_folder import PARAMETERS, REPORT, REPORT_PAGE, STATUS
 
 log = logging.getLogger(__name__)
 
 Array = NDArray[np.float32]
 ITEM_BYTES = 4
+FRAGMENTS = "fragments"
+"""The fragments of Θ in the metadata of its file, as ``FragmentRow``."""
+UPDATES = "atoll-updates-1"
+LINE_BYTES_MAX = 1 << 20
+HELD_CHARACTERS_MAX = 1 << 12
+"""For the versions in a follower's request, some 800: percent-encoded, they still fit into the head of a request."""
+UNKNOWN = -1
+"""The version of a fragment of which a follower holds nothing."""
 HEADER_ALIGNMENT = 8
 """Of a file of safetensors: values begin at a multiple of it."""
 RENDERER = "orchestrator.report.html"
@@ -87,6 +106,123 @@ def _put(file: BinaryIO, piece: Piece, array: Array, start: int, shape: Shape) -
     for number, row in enumerate(rows if rows.size else ()):
         file.seek(start + number * stride + begin * inner)
         file.write(row.data)
+
+
+@dataclass(frozen=True, slots=True)
+class FragmentRow:
+    """A fragment in a file of Θ: its version, the digest of its parameters, and the names of its pieces."""
+
+    version: int
+    digest: str
+    pieces: list[str]
+
+    def row(self) -> list[Any]:
+        return [self.version, self.digest, self.pieces]
+
+
+@dataclass(frozen=True, slots=True)
+class FragmentUpdate:
+    """The payloads that lead from a fragment's version ``since`` to ``version``, or with None the one of its values.
+
+    Empty if the receiver holds the version. After them the parameters have the digest.
+    """
+
+    version: int
+    digest: str
+    since: int | None
+    payloads: Sequence[bytes | memoryview]
+
+
+def updates(job: str, fragments: Iterable[FragmentUpdate], *, ended: bool = False) -> Iterator[bytes | memoryview]:
+    """Yield what a follower gets, for ``read_updates``."""
+    yield _line({"format": UPDATES, "job": job, "ended": ended})
+    for one in fragments:
+        sizes = [len(payload) for payload in one.payloads]
+        yield _line({"version": one.version, "digest": one.digest, "since": one.since, "sizes": sizes})
+        yield from one.payloads
+    yield _line({"end": True})
+
+
+def read_updates(file: IO[bytes]) -> tuple[str, bool, Iterator[FragmentUpdate]]:
+    """Return the job, whether it has ended, and its fragments as they arrive. Raises DataError unless it is whole."""
+    head = _read_line(file)
+    if head.get("format") != UPDATES:
+        raise DataError(detail=f"The service sent {brief(head)} where updates of parameters begin.")
+    return str(head["job"]), bool(head["ended"]), _fragments(file)
+
+
+def _fragments(file: IO[bytes]) -> Iterator[FragmentUpdate]:
+    while "end" not in (row := _read_line(file)):
+        try:
+            version, digest, since, sizes = (row[name] for name in ("version", "digest", "since", "sizes"))
+        except KeyError as error:
+            raise DataError(detail=f"A fragment's line lacks {error}.") from error
+        payloads = [file.read(size) for size in sizes]
+        if [len(payload) for payload in payloads] != sizes:
+            raise DataError(detail="The updates of parameters were cut short.")
+        yield FragmentUpdate(version, digest, since, payloads)
+
+
+def _line(document: Mapping[str, Any]) -> bytes:
+    return json.dumps(document, separators=(",", ":")).encode() + b"\n"
+
+
+def _read_line(file: IO[bytes]) -> dict[str, Any]:
+    line = file.readline(LINE_BYTES_MAX)
+    try:
+        document = json.loads(line)
+    except ValueError:
+        document = None
+    if not isinstance(document, dict):
+        raise DataError(detail="The updates of parameters were cut short, or are something else.")
+    return document
+
+
+def write_updates(path: Path, content: Iterable[bytes | memoryview]) -> None:
+    """Write a file of ``updates``. Raises OSError, and leaves no draft then."""
+    draft = path.with_name(f"{path.name}.draft")
+    try:
+        with open(draft, "xb") as file:
+            file.writelines(content)
+    except BaseException:
+        draft.unlink(missing_ok=True)
+        raise
+    os.replace(draft, path)
+
+
+def final_updates(file: BinaryIO, held: Sequence[int]) -> Iterator[bytes | memoryview]:
+    """Return what leads from the versions ``held`` to the Θ in this file of an ended job. Raises DataError.
+
+    The fragments that are not held as they are come as values: the updates ended with the job.
+    """
+    file.seek(0)
+    length = int.from_bytes(file.read(8), "little")
+    try:
+        header = json.loads(file.read(length))
+        facts = header.pop("__metadata__")
+        rows = [FragmentRow(*row) for row in json.loads(facts.get(FRAGMENTS, "[]"))]
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataError(detail=f"The file of the job's parameters is damaged ({error!r}).") from error
+    if not rows:
+        detail = f"The parameters of job {facts.get('job')} were written by a release that has no followers."
+        raise NotFound(detail=detail, remedy="Export them with `atoll export`.")
+    versions = held if len(held) == len(rows) else [UNKNOWN] * len(rows)
+
+    def fragment(row: FragmentRow, version: int) -> FragmentUpdate:
+        if version == row.version:
+            return FragmentUpdate(row.version, row.digest, row.version, ())
+        arrays = {name: _piece_in(file, 8 + length, header, piece_named(name)) for name in row.pieces}
+        return FragmentUpdate(row.version, row.digest, None, [wire_format.encode(arrays)])
+
+    return updates(facts["job"], map(fragment, rows, versions), ended=True)
+
+
+def _piece_in(file: BinaryIO, data: int, header: Mapping[str, Any], piece: Piece) -> Array:
+    entry = header[piece.tensor]
+    start, stop = entry["data_offsets"]
+    file.seek(data + start)
+    whole = np.frombuffer(file.read(stop - start), "<f4").reshape(entry["shape"])
+    return whole[piece.index]
 
 
 def write_report(run_dir: Path, report: dict[str, Any]) -> None:

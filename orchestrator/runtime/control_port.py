@@ -2,8 +2,7 @@
 
 A thin driver: it holds nothing that matters, so the process that uses it may die and another may connect. Every call
 answers or fails within seconds, also while the head is dead: Ray itself waits for a head as long as it tolerates partitions,
-so what asks the head is asked of its port first, and then in threads of its own with a deadline. Refuses to know HTTP, and
-to remember jobs: what has ended is in RUN_DIR/status.json.
+so what asks the head is asked of its port first, and then in threads of its own with a deadline. Remembers no jobs.
 """
 
 from __future__ import annotations
@@ -509,12 +508,14 @@ class RayControlPort:
             raise _not_here(job_id)
         return f"process {process.pid} of its synchroniser was ended; a new one continues from tape and journal"
 
-    def save_parameters(self, job_id: str) -> str:
-        """Θ as it stands is in a new file of the job's run folder, of this name. Raises Conflict before there is Θ."""
-        parameter_count = sum(self.status(job_id)["fragment_parameters"])
-        timeout_s = SAVE_BASE_S + FLOAT32_BYTES * parameter_count / SAVE_BYTES_PER_S_MIN
+    def save_parameters(self, job_id: str, held: Sequence[int] | None = None) -> str:
+        """Θ, or what is newer than ``held``, is in a new file of the run folder. Raises Conflict before there is Θ."""
+        timeout_s = SAVE_BASE_S + FLOAT32_BYTES * sum(self.status(job_id)["fragment_parameters"]) / SAVE_BYTES_PER_S_MIN
         try:
-            name = self._ask(job_id, timeout_s, SynchroniserInterface.save_parameters)
+            if held is None:
+                name = self._ask(job_id, timeout_s, SynchroniserInterface.save_parameters)
+            else:
+                name = self._ask(job_id, timeout_s, SynchroniserInterface.save_updates, held)
             if self._copies is not None:
                 self._copies.take(job_id, name)
             return name

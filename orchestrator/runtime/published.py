@@ -2,25 +2,34 @@
 
 An island that holds the version before is sent one update; one that missed a few is sent the updates in between, while
 they are fewer bytes than the values. Values are encoded when somebody needs them first. ``Published`` is served by this
-process, and ``RemotePublished`` by that of a shard (``remote_shard``).
+process, and ``RemotePublished`` by that of a shard (``remote_shard``). Exports and followers get it as files.
 """
 
 from __future__ import annotations
 
+import json
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from functools import partial
+from pathlib import Path
+from typing import Protocol, TypeVar
 
 from orchestrator.channel.endpoint import Carried, Endpoint, Payload
 from orchestrator.channel.frames import SHARD
 from orchestrator.core.vocabulary import FragmentId, Version
 from orchestrator.errors import InfrastructureError
+from orchestrator.host import records
+from orchestrator.host.records import UNKNOWN, FragmentRow, FragmentUpdate
 from orchestrator.parameters import wire_format
 from orchestrator.parameters.holding import EVERYTHING, Holding
+from orchestrator.parameters.pieces import Shape
 from orchestrator.parameters.shard import Publication
 from orchestrator.parameters.tensors import Tensors
+from orchestrator.system.run_folder import PARAMETERS
+
+Result = TypeVar("Result")
 
 
 @dataclass(eq=False, kw_only=True)
@@ -65,6 +74,11 @@ class AnyPayload(Protocol):
 
     @property
     def inline(self) -> bool: ...
+
+    @property
+    def content(self) -> memoryview:
+        """The bytes themselves, pulled into this process if another one serves them."""
+        ...
 
     def carried(self, receiver: str) -> Carried: ...
 
@@ -292,5 +306,61 @@ class RemotePayload:
     byte_count: int
     inline: bool = False
 
+    @property
+    def content(self) -> memoryview:
+        return self.shard.arrived(self.carried(SHARD))
+
     def carried(self, receiver: str) -> Carried:
         return self.shard.ticket(self.name, receiver)
+
+
+# ── as files of the run folder ────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class PublishingShard(Protocol):
+    """All of Θ, as ``shard_worker.ShardWorker`` has it."""
+
+    def all_published(self) -> list[PublishedFragment]: ...
+
+    def shapes(self) -> list[Mapping[str, Shape]]:
+        """Return the shapes of each fragment's pieces."""
+        ...
+
+    def patiently(self, work: Callable[[], Result]) -> Result:
+        """Do the work, again once a shard that was away is back."""
+        ...
+
+
+def write_parameters(run_dir: Path, facts: Mapping[str, str], shard: PublishingShard, name: str = PARAMETERS) -> None:
+    """Write Θ as it is published, with ``facts`` and its fragments in the file's metadata. Raises OSError."""
+    published, shapes = shard.all_published(), shard.shapes()
+    fragments = [
+        FragmentRow(one.version, one.digest_of(EVERYTHING), list(pieces)).row()
+        for one, pieces in zip(published, shapes, strict=True)
+    ]
+    versions = ",".join(str(one.version) for one in published)
+    facts = {**facts, "versions": versions, records.FRAGMENTS: json.dumps(fragments)}
+    parts = (shard.patiently(one.parameters) for one in published)
+    records.write_parameters(run_dir, {n: s for own in shapes for n, s in own.items()}, parts, facts, name)
+
+
+def write_updates(run_dir: Path, job: str, held: Sequence[int], shard: PublishingShard, name: str) -> None:
+    """Write what leads from the versions ``held`` of the fragments (none: from nothing) to Θ as it is published.
+
+    The payloads are those that islands get. Raises OSError, and PublicationGone while a newer version is announced.
+    """
+    published = shard.all_published()
+    versions = held if len(held) == len(published) else [UNKNOWN] * len(published)
+    updates = (
+        shard.patiently(partial(_update_since, one, version)) for one, version in zip(published, versions, strict=True)
+    )
+    records.write_updates(run_dir / name, records.updates(job, updates))
+
+
+def _update_since(one: PublishedFragment, held: int) -> FragmentUpdate:
+    digest = one.digest_of(EVERYTHING)
+    if held == one.version:
+        return FragmentUpdate(one.version, digest, one.version, ())
+    # a version that was never announced is not one that updates lead from
+    shipment = one.since(Version(held if held < one.version else UNKNOWN))
+    return FragmentUpdate(one.version, digest, shipment.since, [payload.content for payload in shipment.payloads])

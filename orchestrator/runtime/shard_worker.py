@@ -295,9 +295,9 @@ class ShardWorker:
         own = [{p: size for p, size in sizes.items() if owners[p] is shard} for shard in self._shards]
         return [one for shard, part in zip(self._shards, own, strict=True) if (one := shard.status(part)) is not None]
 
-    def shapes(self) -> dict[str, Shape]:
-        """Return the shapes of all pieces."""
-        return {name: shape for own in self._shapes.values() for name, shape in own.items()}
+    def shapes(self) -> list[Mapping[str, Shape]]:
+        """Return the shapes of each fragment's pieces."""
+        return [self._shapes[fragment] for fragment in sorted(self._shapes)]
 
     def fragment_parameters(self) -> list[int]:
         """Return how many parameters each fragment has; empty while there is no Θ."""

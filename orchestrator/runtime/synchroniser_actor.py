@@ -6,9 +6,8 @@
 
 This is the live driver of the core, whose contract is ``orchestrator.core``: one order of events, stamped on entry, and
 nothing done before it is on the tape. Also responsible for the job's files at its end, and for ending all of its actors.
-The actor outlives whatever started it. If its process dies, Ray makes it again with the same arguments, and it continues
-from its files while islands train on, or, if they are lost, from what its islands hold (``salvaging``). A bug of ours ends
-the job loudly: ``status.json`` says so, and ``crash.txt`` tells the story.
+If its process dies, Ray makes it again with the same arguments, and it continues from its files while islands train on, or
+from what islands hold (``salvaging``). A bug of ours ends the job: ``status.json`` says so, and ``crash.txt`` has its story.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import logging
 import sys
 import threading
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -76,7 +75,7 @@ from orchestrator.host.retry import (
     tape_sync_of,
 )
 from orchestrator.host.state_view import CommandTable, StateView, pending_command, recovered_commands
-from orchestrator.runtime import faults, restart, salvaging
+from orchestrator.runtime import faults, published, restart, salvaging
 from orchestrator.runtime.carried_parts import SavedWindows
 from orchestrator.runtime.controller import Controller
 from orchestrator.runtime.controllers import controller_of
@@ -84,7 +83,7 @@ from orchestrator.runtime.evaluation import Evaluation
 from orchestrator.runtime.interpreter import Interpreter, Workers
 from orchestrator.runtime.remote_shard import ShardProcesses, one_shard, several_shards
 from orchestrator.runtime.salvaging import Survey
-from orchestrator.runtime.shard_worker import JobChannel
+from orchestrator.runtime.shard_worker import JobChannel, ShardWorker
 from orchestrator.runtime.supervision import Helper, Supervisor, SynchroniserFacts
 from orchestrator.simulation.advice import advice
 from orchestrator.specification.config import JobSpec, parse_job
@@ -142,6 +141,9 @@ class SynchroniserActor:
 
     def save_parameters(self) -> str:
         return self._live.save_parameters()
+
+    def save_updates(self, held: Sequence[int]) -> str:
+        return self._live.save_updates(held)
 
     def notice(self, island: str, incarnation: int, cause: str, seconds: float | None) -> None:
         self._live.notice(island, incarnation, cause, seconds)
@@ -387,18 +389,17 @@ class LiveJob:
 
     def save_parameters(self) -> str:
         """Write Θ as it stands into the head's run folder, for the caller to read and remove; returns the file's name."""
+        facts = {"job": self.context.job, "spec": self.context.spec.model_dump_json()}
+        return self._saved("safetensors", partial(published.write_parameters, self.context.run_dir, facts))
+
+    def save_updates(self, held: Sequence[int]) -> str:
+        """Do the same as ``save_parameters`` with what is newer than these versions of the fragments."""
+        return self._saved("updates", partial(published.write_updates, self.context.run_dir, self.context.job, held))
+
+    def _saved(self, kind: str, write: Callable[[ShardWorker, str], None]) -> str:
         if not self.workers.shard.seeded:
             raise Conflict(detail=f"Job {self.context.job} has no parameters yet.", remedy="Try again once it trains.")
-        shard = self.workers.shard
-        published = shard.all_published()
-        facts = {
-            "job": self.context.job,
-            "versions": ",".join(str(one.version) for one in published),
-            "spec": self.context.spec.model_dump_json(),
-        }
-        name = f"{DUMP}{uuid.uuid4().hex}.safetensors"
-        parts = (shard.patiently(one.parameters) for one in published)
-        records.write_parameters(self.context.run_dir, shard.shapes(), parts, facts, name)
+        write(self.workers.shard, name := f"{DUMP}{uuid.uuid4().hex}.{kind}")
         if self.context.spec.synchroniser.node_groups:
             ray.get(self.workers.controller.call(Controller.take, name))
         return name
@@ -547,8 +548,7 @@ class LiveJob:
         if self.files.merges and not shard.seeded:  # it ended in an earlier life
             shard.recover(self.files)
         if shard.seeded:
-            parts = (shard.patiently(one.parameters) for one in shard.all_published())
-            records.write_parameters(self.context.run_dir, shard.shapes(), parts, facts)
+            published.write_parameters(self.context.run_dir, facts, shard)
 
     def _leave_report(self) -> None:
         with self.state.unchanged():

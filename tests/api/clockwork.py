@@ -12,7 +12,7 @@ from __future__ import annotations
 import fcntl
 import json
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,8 +26,9 @@ from api.jobs.service import NOTHING_MORE
 from orchestrator.accounting import report
 from orchestrator.core.commands import Command, Cordon
 from orchestrator.errors import FilesElsewhere, InfrastructureError, LogStoreUnavailable, NotFound
-from orchestrator.host.records import write_parameters
-from orchestrator.parameters.tensors import shapes
+from orchestrator.host.records import FragmentUpdate, updates, write_parameters, write_updates
+from orchestrator.parameters import wire_format
+from orchestrator.parameters.tensors import digest, shapes
 from orchestrator.specification.config import JobSpec
 from orchestrator.specification.memory_budget import NodeMemory
 from orchestrator.status import CertificateRecord, NodeGroupRecord, StatusDocument, UnseenFile
@@ -170,12 +171,16 @@ class Clockwork:
             restarts.write(f"{job_id}\n")
         return "process 1 of its synchroniser was ended; a new one continues from tape and journal"
 
-    def save_parameters(self, job_id: str) -> str:
+    def save_parameters(self, job_id: str, held: Sequence[int] | None = None) -> str:
         with self._changing(job_id) as record:
             if not record:
                 raise NotFound(detail=f"No job {job_id} runs here.")
             spec = json.dumps(record["spec"])
             arrays = {"embed": np.full((2, 3), 0.5, np.float32)}
+            if held is not None:
+                update = FragmentUpdate(1, digest(arrays), None, [wire_format.encode(arrays)])
+                write_updates(Path(record["run_dir"]) / "picture.updates", updates(job_id, [update]))
+                return "picture.updates"
             facts = {"job": job_id, "spec": spec}
             write_parameters(Path(record["run_dir"]), shapes(arrays), [arrays], facts, "picture.safetensors")
         return "picture.safetensors"

@@ -10,17 +10,20 @@ from typing import Any
 
 import httpx
 import numpy as np
+import pytest
 import yaml
 from safetensors.numpy import load, load_file, save_file
 
+from api.auth.roles import Role
 from api.client import Client
-from orchestrator.host.records import write_parameters
+from orchestrator.host.records import FRAGMENTS, FragmentRow, write_parameters
 from orchestrator.models.decoder import DecoderSection, parameter_shapes
 from orchestrator.models.huggingface import export as huggingface
-from orchestrator.parameters.tensors import shapes
+from orchestrator.parameters.tensors import digest, shapes
 from orchestrator.specification.config import parse_job
 from orchestrator.specification.training_sections import BUILT_IN_TRAINER
 from tests.api.installation import Installation
+from tests.documents import DOCS, blocks
 from tests.learners.tokenizers_of import FAMILIES
 from tests.waiting import wait_until
 
@@ -217,3 +220,55 @@ def test_a_file_that_does_not_say_what_it_is_of_is_refused(service: Installation
     (folder / "merged.safetensors").write_bytes(struct.pack("<Q", len(nothing)) + nothing)
     assert "has no metadata of a job" in service.atoll("export", job, "--out", str(service.folder / "x"), code=1)
     assert "job 'nobody' does not exist" in service.atoll("export", "nobody", code=2).lower()
+
+
+def test_a_follower_with_a_viewer_s_token_brings_the_parameters_of_a_running_job_and_then_the_final_ones(
+    service: Installation, client: Client, http: httpx.Client, tmp_path: Path
+) -> None:
+    job, token = client.submit(service.spec()).job, client.create_token("follower", Role.VIEWER).token
+    folder = tmp_path / "followed"
+    viewer = Client(client.url, token=token)
+    (first,) = viewer.follow(job, folder, once=True)
+    assert (first.job, first.versions, first.ended) == (job, (1,), False)
+    assert np.all(load_file(folder / "current" / "model.safetensors")["embed"] == 0.5)
+    assert not list(Path(client.job(job).run_dir).glob("*.updates"))
+    assert "is the newest version already" in service.atoll("follow", job, str(folder), "--once")
+    other = client.submit(service.spec()).job
+    refused = service.atoll("follow", other, str(folder), "--once", code=2)
+    assert f"follows job {job}, not {other}" in refused
+    client.cancel(job)
+    run_dir = Path(client.wait(job).run_dir)
+    assert "left no merged.safetensors" in service.atoll("follow", job, str(folder), code=2)
+    arrays = {"embed": np.full((2, 3), 0.75, np.float32)}
+    row = FragmentRow(2, digest(arrays), ["embed"]).row()
+    write_parameters(run_dir, shapes(arrays), [arrays], {"job": job, FRAGMENTS: json.dumps([row])})
+    printed = json.loads(service.atoll("follow", job, str(folder), "--json"))
+    assert (printed["versions"], printed["ended"]) == ([2], True)
+    assert np.all(load_file(folder / "current" / "model.safetensors")["embed"] == 0.75)
+    assert http.get(f"/v1/jobs/{job}/updates", params={"held": "1,x"}).status_code == 422
+    client.delete(job)
+    assert "does not exist" in service.atoll("follow", job, str(folder), code=2)
+
+
+def test_the_page_on_followers_does_what_it_says(
+    service: Installation, client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = client.submit(service.spec()).job
+    page = blocks((DOCS / "guide" / "follow.md").read_text())
+    (typed,) = [block.text for block in page if block.kind == "console"]
+    served = str(tmp_path / "served")  # commands of tests run elsewhere
+    lines = [line.partition("#")[0].split()[2:] for line in typed.splitlines()]
+    commands = [[served if word == "served" else word for word in line] for line in lines]
+    (tmp_path / ".atoll").symlink_to(service.home.path)
+    monkeypatch.chdir(tmp_path)
+    assert f"version 1 of {job} is {served}/current" in service.atoll(*commands[0])
+    code = "".join(block.text for block in page if block.kind == "python")
+    names: dict[str, Any] = {}
+    exec(code, names)
+    assert (names["newest"] / "model.safetensors").is_file()
+    assert names["newest"] == (tmp_path / "served" / "current").resolve()
+    arrays = {"embed": np.full((2, 3), 0.75, np.float32)}
+    client.cancel(job)
+    facts = {"job": job, FRAGMENTS: json.dumps([FragmentRow(2, digest(arrays), ["embed"]).row()])}
+    write_parameters(Path(client.wait(job).run_dir), shapes(arrays), [arrays], facts)
+    assert f"version 2 of {job} is {served}/current" in service.atoll(*commands[1])

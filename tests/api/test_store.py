@@ -17,7 +17,7 @@ from sqlalchemy import create_engine, inspect, text
 
 from api.auth.roles import Role
 from api.auth.tokens import AccessStore, AuditRow, Tokens
-from api.jobs.idempotency import digest_of
+from api.jobs.outbox import digest_of
 from api.storage.store import MIGRATIONS, Base, CommandRow, DuplicateKey, JobRow, Store, url_of
 from orchestrator.core import commands
 from orchestrator.errors import AtollError, ConfigurationError, InfrastructureError

@@ -7,6 +7,7 @@ whose head is dead waits for a day; a silent job answers with what the real port
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from orchestrator.errors import InfrastructureError
@@ -37,9 +38,9 @@ class Troubled(Clockwork):
             time.sleep(0.05)
         return super().status(job_id)
 
-    def save_parameters(self, job_id: str) -> str:
+    def save_parameters(self, job_id: str, held: Sequence[int] | None = None) -> str:
         if (self._folder / "disk-is-full").exists():
             raise OSError(28, "No space left on device")
         with (self._folder / "pictures").open("a") as count:
             count.write("one\n")
-        return super().save_parameters(job_id)
+        return super().save_parameters(job_id, held)

@@ -21,7 +21,7 @@ from pydantic.fields import FieldInfo
 from api.app import create_app
 from api.chaos.runs import _ReferenceReport
 from api.http.pools import StrictBody
-from api.jobs.idempotency import digest_of
+from api.jobs.outbox import digest_of
 from api.storage.store import Store
 from orchestrator.chaos.plan import INJECTIONS_MAX, ChaosPlan, check_fleet
 from orchestrator.chaos.plan import parse as parse_plan

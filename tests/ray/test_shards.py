@@ -55,6 +55,7 @@ from orchestrator.system import object_store
 from orchestrator.system.roots import AllowedRoots
 from tests.ray.conftest import start_in
 from tests.ray.jobs import ENDLESS, Job, assert_sound, pids_of, synthetic
+from tests.ray.test_export import answer, tensors_of
 from tests.waiting import PATIENCE_S
 
 FRAGMENTS, VERSIONS = 6, 3
@@ -565,6 +566,8 @@ def test_a_job_of_two_shards_checkpoints_loses_a_shard_and_its_synchroniser_and_
 
     exported = job.port.save_parameters(job.id)
     whole = load_file(job.run_dir / exported)
+    _, updates = answer(job, [])
+    assert [digest(tensors_of(update, {})) for update in updates] == [update.digest for update in updates]
     assert sum(array.size for array in whole.values()) == sum(job.status()["fragment_parameters"])
     job.command(commands.Cancel())
     job.wait_for_end()
