@@ -178,6 +178,11 @@ def _read_line(file: IO[bytes]) -> dict[str, Any]:
     return document
 
 
+def versions_of(held: Sequence[int], count: int) -> list[int]:
+    """Return the versions held of ``count`` fragments. A follower whose first answer broke off names fewer."""
+    return [*held[:count], *[UNKNOWN] * (count - len(held))]
+
+
 def write_updates(path: Path, content: Iterable[bytes | memoryview]) -> None:
     """Write a file of ``updates``. Raises OSError, and leaves no draft then."""
     draft = path.with_name(f"{path.name}.draft")
@@ -206,7 +211,7 @@ def final_updates(file: BinaryIO, held: Sequence[int]) -> Iterator[bytes | memor
     if not rows:
         detail = f"The parameters of job {facts.get('job')} were written by a release that has no followers."
         raise NotFound(detail=detail, remedy="Export them with `atoll export`.")
-    versions = held if len(held) == len(rows) else [UNKNOWN] * len(rows)
+    versions = versions_of(held, len(rows))
 
     def fragment(row: FragmentRow, version: int) -> FragmentUpdate:
         if version == row.version:

@@ -350,7 +350,7 @@ def write_updates(run_dir: Path, job: str, held: Sequence[int], shard: Publishin
     The payloads are those that islands get. Raises OSError, and PublicationGone while a newer version is announced.
     """
     published = shard.all_published()
-    versions = held if len(held) == len(published) else [UNKNOWN] * len(published)
+    versions = records.versions_of(held, len(published))
     updates = (
         shard.patiently(partial(_update_since, one, version)) for one, version in zip(published, versions, strict=True)
     )

@@ -332,3 +332,32 @@ def test_more_fragments_than_a_request_can_name_are_one_sentence(job: Job, tmp_p
     (own / "manifest.json").write_text(json.dumps({"job": "followed", "fragments": [None] * 3000}))
     with pytest.raises(ConfigurationError, match="has 3000 fragments, too many to name in a request"):
         followed(job, tmp_path / "followed")
+
+
+def test_fragments_that_arrived_before_an_interruption_are_kept_and_rests_are_removed(job: Job, tmp_path: Path) -> None:
+    folder = tmp_path / "followed"
+    job.chunk_bytes, job.kill_after = 4096, int(4 * job.parameter_count * 0.8)
+    with pytest.raises(Killed):
+        followed(job, folder)
+    (rest := folder / OWN / "fragment-0002-00000007").touch()
+    job.kill_after = 1 << 40
+    (first,) = followed(job, folder)
+    assert job.asked[-1] == (0, 0)
+    assert first.bytes_count < 4 * job.parameter_count / FRAGMENTS * 1.3
+    assert not rest.exists()
+    job.require_current(folder)
+
+
+@pytest.mark.parametrize("noted", [True, False])
+def test_other_values_of_a_version_are_never_published_nor_updated(job: Job, tmp_path: Path, noted: bool) -> None:
+    folder = tmp_path / "followed"
+    followed(job, folder)
+    path, manifest = folder / OWN / "fragment-0001-00000000", folder / OWN / "manifest.json"
+    values = {name: array + 1 for name, array in wire_format.decode(path.read_bytes()).items()}
+    path.write_bytes(wire_format.encode(values))
+    if noted:  # a version that was replaced before it was announced
+        other = manifest.read_text().replace(job.shard.state(FragmentId(1)).digest, tensors.digest(values))
+        manifest.write_text(other)
+    job.merge(1 if noted else 0)
+    followed(job, folder)
+    job.require_current(folder)
