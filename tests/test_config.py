@@ -17,6 +17,7 @@ from orchestrator.simulation import spec as simulation
 from orchestrator.specification.bounds import Section
 from orchestrator.specification.config import JobSpec, parse_job, read_job_document
 from orchestrator.status import Facts, JobStatus
+from tests.documents import DOCS, blocks
 
 SMALLEST = {"islands": [{"node_group": "us-east"}], "budget": {"steps": 10}}
 CONFIGS = sorted((Path(__file__).parent.parent / "deploy/configs").glob("*.yaml"))
@@ -380,3 +381,21 @@ def test_all_linear_leaves_routers_and_experts_out() -> None:
     names = trainable.selected(["all-linear"], matrices)
     assert [name.rpartition(".")[2] for name in names] == ["query", "key", "value", "output"]
     assert trainable.selected(["experts.up", "router"], matrices) == ["layers.feedforward.router", "layers.experts.up"]
+
+
+def test_one_target_needs_no_brackets_as_in_peft() -> None:
+    one = parse_job({**SMALLEST, **QWEN, "trainable": {"lora": {"targets": "all-linear"}}})
+    assert one == parse_job({**SMALLEST, **QWEN, "trainable": {"lora": {"targets": ["all-linear"]}}})
+
+
+def test_every_whole_specification_of_the_guide_is_valid(tmp_path: Path) -> None:
+    count = 0
+    for page in sorted((DOCS / "guide").glob("*.md")):
+        for block in blocks(page.read_text()):
+            if block.kind != "yaml" or not re.search(r"^islands:", block.text, re.M) or "budget:" not in block.text:
+                continue
+            file = tmp_path / "job.yaml"
+            file.write_text(block.text)
+            parse_job(read_job_document(file))
+            count += 1
+    assert count >= 4

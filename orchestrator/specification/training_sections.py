@@ -135,6 +135,14 @@ class LoraSection(Section):
     alpha: AdapterAlpha | None = Field(default=None, description="if absent, twice the rank")
     targets: Annotated[tuple[TensorPattern, ...], Field(min_length=1, max_length=GROUPS_MAX)] = (ALL_LINEAR,)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _in_full(cls, data: Any) -> Any:
+        """Return the section with one target as a list, since PEFT takes one without brackets, too."""
+        if isinstance(data, Mapping) and isinstance(data.get("targets"), str):
+            return {**data, "targets": [data["targets"]]}
+        return data
+
     @property
     def scale(self) -> float:
         """The factor of A · B."""

@@ -27,7 +27,7 @@ AGAIN_S = 0.5
 PROGRAMS = 'atoll() { .venv/bin/python -m api.cli "$@"; }; python() { .venv/bin/python "$@"; }'
 SAYS = {
     r"atoll model inspect": r"trainable +yes",
-    r"atoll check": r"has no problems",
+    r"atoll check": r"can be submitted",
     r"atoll submit": r"submitted \S+: 2 islands",
     r"atoll islands": r"(?s)(\btraining\b.*){2}",
     r"atoll kill": r"accepted",
