@@ -177,7 +177,7 @@ MISTAKES: list[tuple[dict[str, Any], dict[str, str]]] = [
         {"data.files": "must be a list. Write it in brackets: [/a.txt]"},
     ),
     ({"data": {"source": "streamed", "sources": {"name": "a"}}}, {"data.sources": "must be a list. Begin each entry"}),
-    ({"data": {"source": "streamed", "sources": [{"name": "a"}]}}, {"data.sources.0.files": "is missing"}),
+    ({"data": {"source": "streamed", "sources": [{"name": "a"}]}}, {"data.sources.0": "has no files"}),
     (
         {"data": {"files": ["/a\x07.txt"]}},
         {"data.files.0": "must be without control characters"},

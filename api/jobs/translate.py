@@ -27,7 +27,7 @@ from api.schemas import (
 from api.storage.store import CommandRow, JobRow
 from orchestrator.core import commands
 from orchestrator.core.vocabulary import IslandState
-from orchestrator.errors import DataError, InfrastructureError, NotFound, RequestError, first_line
+from orchestrator.errors import Conflict, DataError, InfrastructureError, NotFound, first_line
 from orchestrator.simulation.advice import advice
 from orchestrator.specification.config import JobSpec
 from orchestrator.specification.sections import IslandsSection
@@ -363,22 +363,22 @@ def request_in(row: CommandRow) -> commands.Command | None:
 
 
 def settings_command(wanted: SettingsChange, spec: Mapping[str, Any]) -> commands.Set:
-    """Return the command that changes these settings of a job. Raises RequestError if its learning rate cannot be set."""
+    """Return the command that changes these settings of a job. Raises Conflict if its learning rate cannot be set."""
     ratio = wanted.lr_ratio
     if wanted.lr is not None or ratio is not None:
         trainer, inner = spec.get("trainer"), (spec.get("training") or {}).get("inner_optimizer") or {}
         factory = trainer.get("factory", BUILT_IN_TRAINER) if isinstance(trainer, dict) else trainer
         if factory not in (None, *ADJUSTABLE_TRAINERS):
-            raise RequestError(
+            raise Conflict(
                 detail=f"lr cannot be changed: the steps of the job's trainer, {factory}, have a rate of their own.",
                 remedy="Leave lr out, or submit the job again from its newest checkpoint with another trainer.",
             )
         if wanted.lr is not None and ratio is not None:
             detail = f"lr is {wanted.lr:g} and lr_ratio is {ratio:g}, but only one of them can be set."
-            raise RequestError(detail=detail, remedy="Leave one of them out.")
+            raise Conflict(detail=detail, remedy="Leave one of them out.")
         if wanted.lr is not None and inner.get("factory"):
             detail = f"lr is {wanted.lr:g}, but the optimizer of {inner['factory']} has a learning rate of its own."
-            raise RequestError(detail=detail, remedy="Give a ratio of it, such as lr=0.5x.")
+            raise Conflict(detail=detail, remedy="Give a ratio of it, such as lr=0.5x.")
         ratio = wanted.lr / inner["lr"] if wanted.lr is not None else ratio
     return commands.Set(ratio, wanted.quorum, wanted.grace, wanted.interval)
 

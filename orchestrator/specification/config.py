@@ -539,7 +539,8 @@ def _step_problems(job: JobSpec, path: str, sequences: int, what: str) -> Iterab
         yield Problem(path, message, "Lower it, or data.sequence_length.")
 
 
-def _budget_size_problems(job: JobSpec) -> Iterable[Problem]:
+def _budget_problems(job: JobSpec) -> Iterable[Problem]:
+    yield from job.budget.problems()
     steps = job.budget.steps or 0
     if steps * job.tokens_per_schedule_step > BUDGET_TOKENS_MAX:
         message = (
@@ -557,7 +558,6 @@ def _trainer_problems(job: JobSpec) -> Iterable[Problem]:
 
 
 RULES: tuple[Callable[[JobSpec], Iterable[Problem]], ...] = (
-    lambda job: job.budget.problems(),
     _trainable_problems,
     _data_problems,
     _own_source_problems,
@@ -575,7 +575,7 @@ RULES: tuple[Callable[[JobSpec], Iterable[Problem]], ...] = (
     _accumulation_problems,
     _batch_size_problems,
     _held_out_problems,
-    _budget_size_problems,
+    _budget_problems,
     _trainer_problems,
     _evaluating_group_problems,
     _evaluating_accelerator_problems,

@@ -54,7 +54,7 @@ def test_a_job_is_changed_and_finished_early_and_completes(warm: Installation) -
     assert "quorum is 9, but must be 1 to 4" in warm.atoll("set", job, "quorum=9", code=1)
     assert "interval is '1.5', which is not a whole number" in warm.atoll("set", job, "interval=1.5", code=2)
     assert "'depth=3' is no setting of a running job" in warm.atoll("set", job, "depth=3", code=2)
-    assert "the steps of the job's trainer" in warm.atoll("set", job, "lr=0.5x", code=2)
+    assert "the steps of the job's trainer" in warm.atoll("set", job, "lr=0.5x", code=1)
     assert "interval 16 steps" in warm.atoll("status", job)
     settings = json.loads(warm.atoll("status", job, "--json"))["settings"]
     assert (settings["quorum"], settings["interval"], settings["changed"]) == (2, 16, True)
