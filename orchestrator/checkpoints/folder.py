@@ -133,12 +133,13 @@ class Folder:
             _sync(".", folder)
 
     def sync(self) -> None:
-        """Make durable what others wrote below this folder."""
+        """Make durable what others wrote below this folder. A draft that its writer renames meanwhile is passed over."""
         if not self._allowed.local:
             return
         with self._itself() as folder:
             for name, _ in _walk(folder):
-                _sync(name, folder)
+                with suppress(FileNotFoundError):
+                    _sync(name, folder)
             _sync(".", folder)
             _sync("..", folder)
 
@@ -326,7 +327,10 @@ def refuse_unreachable(roots: Iterable[Root]) -> None:
 
 
 def _walk(folder: int) -> Iterator[tuple[str, bool]]:
-    """Yield everything below by its path, and whether it is a folder. Raises DataError for links and the like."""
+    """Yield everything below by its path, and whether it is a folder. Raises DataError for links and the like.
+
+    Another process may write there: a file that vanishes meanwhile is left out.
+    """
     waiting = [""]
     while waiting:
         above = waiting.pop()
@@ -336,7 +340,12 @@ def _walk(folder: int) -> Iterator[tuple[str, bool]]:
                 if entry.is_dir(follow_symlinks=False):
                     waiting.append(f"{name}/")
                     yield name, True
-                elif stat.S_ISREG(entry.stat(follow_symlinks=False).st_mode):
+                    continue
+                try:
+                    mode = entry.stat(follow_symlinks=False).st_mode
+                except FileNotFoundError:
+                    continue
+                if stat.S_ISREG(mode):
                     yield name, False
                 else:
                     raise DataError(

@@ -97,6 +97,27 @@ def state_of(trainer: Any) -> dict[str, np.ndarray]:
     return {name: np.array(array) for name, array in trainer.export_state().arrays().items()}
 
 
+def test_files_are_made_durable_while_another_process_renames_its_drafts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two processes of one host write their parts of a checkpoint into the same folder."""
+    drafts, fsync, synced = [tmp_path / f"{name}.draft" for name in "ab"], os.fsync, list[int]()
+    for draft in drafts:
+        draft.touch()
+
+    def renamed_meanwhile(descriptor: int) -> None:
+        fsync(descriptor)
+        synced.append(descriptor)
+        for draft in drafts:
+            if draft.exists():
+                draft.rename(draft.with_suffix(""))
+
+    monkeypatch.setattr(os, "fsync", renamed_meanwhile)
+    Folder.own(tmp_path).sync()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]
+    assert len(synced) == 3  # the draft that was there, the folder, and the one above it
+
+
 @pytest.mark.parametrize("adoption", ["rebase", "replace"])
 @pytest.mark.parametrize("kind", sorted(KINDS))
 def test_a_resumed_island_is_the_uninterrupted_one_bit_for_bit(
