@@ -320,7 +320,7 @@ class Logs(Answer):
     logs: list[Log]
 
 
-SettingValue = Annotated[float, Field(ge=-1e12, le=1e12, allow_inf_nan=False)]
+SettingValue = Annotated[float, Field(strict=True, ge=-1e12, le=1e12, allow_inf_nan=False)]
 SettingCount = Annotated[int, Field(strict=True, ge=-(10**12), le=10**12)]
 """The job refuses what its bounds do not allow, and names them: they depend on the job."""
 

@@ -69,7 +69,7 @@ class HubSection(Section):
     """A data set of the Hugging Face Hub. ``hub: owner/name`` is short for ``hub: {dataset: owner/name}``.
 
     The service finds the files of ``split`` when the job is submitted, and islands read them from the Hub, which must be a
-    root (`atoll up --data https://huggingface.co`). With ``mirror`` they are read from a folder with OWNER/NAME in it, or a
+    root of the service (`atoll up --data URL`). With ``mirror`` they are read from a folder with OWNER/NAME in it, or a
     cache of Hugging Face's libraries. Every node needs the same folder, below a root.
     """
 

@@ -49,7 +49,15 @@ def test_every_answer_that_lasts_is_of_the_kind_that_ends_with_its_token() -> No
 
 
 LIVE = ("/v1/jobs/{job}/events", "/v1/jobs/{job}/logs/{source}?follow=true")
-NO_LONG_DOWNLOADS = ("/events", "/logs/{source}", "/checkpoints/{number}", "/report", "/report.json", "/tokenizer")
+NO_LONG_DOWNLOADS = (
+    "/events",
+    "/updates",
+    "/logs/{source}",
+    "/checkpoints/{number}",
+    "/report",
+    "/report.json",
+    "/tokenizer",
+)
 DOWNLOADS = [path for path in STREAMING if not path.endswith(NO_LONG_DOWNLOADS)]
 
 

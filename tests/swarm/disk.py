@@ -87,7 +87,9 @@ class SimulatedDisk:
     # ── a disk ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def files(self, folder: Path) -> dict[str, int]:
-        return {path.name: len(content.data) for path, content in self._contents.items() if path.parent == folder}
+        return {
+            path.name: len(content.data) for path, content in tuple(self._contents.items()) if path.parent == folder
+        }
 
     def hold(self, path: Path, *, new: bool) -> SimulatedFile:
         if new and path in self._contents:
