@@ -157,8 +157,7 @@ def _request(home: Home, url: str | None, subject: Subject) -> tuple[Demand, Syn
         return _of_spec(subject, parse_job(read_document(subject.config)))
     if subject.parameters is None and subject.step_s is None:
         return None
-    section = SynchroniserSection()
-    return _demand(subject, None, None, {}), _settings(section.model_dump(), section.wire.model_dump())
+    return _demand(subject, None, None, {}), SyncSettings.of(SynchroniserSection())
 
 
 def _of_job(home: Home, url: str | None, subject: Subject, name: str) -> tuple[Demand, SyncSettings]:
@@ -178,7 +177,7 @@ def _of_spec(subject: Subject, spec: JobSpec) -> tuple[Demand, SyncSettings]:
     for section in spec.islands:
         islands[section.node_group] += section.count
     demand = _demand(subject, parameter_count_of(spec), spec.synthetic.step_s if synthetic else None, islands)
-    return demand, _settings(spec.synchroniser.model_dump(), spec.synchroniser.wire.model_dump())
+    return demand, SyncSettings.of(spec.synchroniser)
 
 
 def _demand(subject: Subject, parameters: float | None, step_s: float | None, islands: dict[str, int]) -> Demand:

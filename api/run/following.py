@@ -49,8 +49,10 @@ from orchestrator.parameters import tensors, wire_format
 from orchestrator.parameters.tensors import Array
 from orchestrator.parameters.wire_format import InvalidPayload
 from orchestrator.specification.bounds import BYTES
+from orchestrator.system.disk import LocalDisk
 
 CURRENT, VERSIONS, OWN, MANIFEST = "current", "versions", ".follow", "manifest.json"
+DISK = LocalDisk()
 EVERY_S = 1.0
 AWAY_MAX_S = 60.0
 """With ``once``: the longest time without an answer. Otherwise a follower waits for the service for any time."""
@@ -183,7 +185,7 @@ class Replica:
         if tensors.digest(values) != update.digest:
             self._forget(p)
             raise DataError(detail=f"Fragment {p} does not have the digest of version {update.version}.")
-        _write(self._path(p, update.version), wire_format.encode(values))
+        DISK.replace(self._path(p, update.version), wire_format.encode(values))
         self.manifest.fragments[p] = Held(update.version, update.digest)
         self._note()
         if held is not None and held.version != update.version:
@@ -195,7 +197,7 @@ class Replica:
         self._note()
 
     def _note(self) -> None:
-        _write(self.folder / OWN / MANIFEST, json.dumps(asdict(self.manifest)).encode())
+        DISK.replace(self.folder / OWN / MANIFEST, json.dumps(asdict(self.manifest)).encode())
 
     def _path(self, p: int, version: int) -> Path:
         return self.folder / OWN / f"fragment-{p:04d}-{version:08d}"
@@ -320,7 +322,7 @@ def _publish(source: Source, replica: Replica, name: str, dtype: str, keep: int)
         parameters.rename(files / "model.safetensors")
         (files / "config.json").write_text(json.dumps({**facts, "spec": spec}, indent=1) + "\n")
     for path in files.iterdir():
-        _sync(path)
+        DISK.sync(path)
     target.parent.mkdir(exist_ok=True)
     shutil.rmtree(target, ignore_errors=True)  # of a process that was killed before it named it
     files.rename(target)
@@ -328,7 +330,7 @@ def _publish(source: Source, replica: Replica, name: str, dtype: str, keep: int)
     link.unlink(missing_ok=True)
     link.symlink_to(Path(VERSIONS, target.name))
     link.replace(folder / CURRENT)
-    _sync(folder)
+    DISK.sync(folder)
     shutil.rmtree(work, ignore_errors=True)
     for old in sorted(path for path in target.parent.iterdir() if path != target)[: -(keep - 1) or None]:
         shutil.rmtree(old, ignore_errors=True)
@@ -405,24 +407,6 @@ def _said(error: Exception, before: str | None, say: Callable[[str], None]) -> s
     if before is None:
         say(f"{error} The follower tries again until then.")
     return str(error)
-
-
-def _write(path: Path, content: bytes | memoryview) -> None:
-    """Replace the file by this content, durably."""
-    draft = path.with_name(f"{path.name}.draft")
-    with open(draft, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    draft.replace(path)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 class _Counted(io.RawIOBase):

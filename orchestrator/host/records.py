@@ -23,7 +23,7 @@ import math
 import os
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -71,8 +71,6 @@ def write_parameters(
 
     Raises OSError, and leaves no draft then.
     """
-    draft = run_dir / f"{name}.draft"
-    draft.unlink(missing_ok=True)  # what was left there; a link would lead elsewhere
     tensors = whole_shapes(shapes)
     sizes = [ITEM_BYTES * math.prod(shape) for shape in tensors.values()]
     starts = dict(zip(tensors, accumulate(sizes, initial=0), strict=False))
@@ -82,19 +80,28 @@ def write_parameters(
     }
     header = json.dumps({"__metadata__": dict(facts), **table}, separators=(",", ":")).encode()
     header += b" " * (-len(header) % HEADER_ALIGNMENT)
+    with _drafted(run_dir / name) as file:
+        file.write(len(header).to_bytes(8, "little") + header)
+        first = file.tell()
+        file.truncate(first + sum(sizes))
+        for part in parts:
+            for name_of_piece, array in part.items():
+                piece = piece_named(name_of_piece)
+                _put(file, piece, array, first + starts[piece.tensor], tensors[piece.tensor])
+
+
+@contextmanager
+def _drafted(path: Path) -> Iterator[BinaryIO]:
+    """Yield a draft that becomes the file at the end. Nothing of it stays after an error."""
+    draft = path.with_name(f"{path.name}.draft")
+    draft.unlink(missing_ok=True)  # what was left there; a link would lead elsewhere
     try:
         with open(draft, "xb") as file:
-            file.write(len(header).to_bytes(8, "little") + header)
-            first = file.tell()
-            file.truncate(first + sum(sizes))
-            for part in parts:
-                for name_of_piece, array in part.items():
-                    piece = piece_named(name_of_piece)
-                    _put(file, piece, array, first + starts[piece.tensor], tensors[piece.tensor])
+            yield file
     except BaseException:
         draft.unlink(missing_ok=True)  # half of it is of no use, and takes the room that others wait for
         raise
-    os.replace(draft, run_dir / name)
+    os.replace(draft, path)
 
 
 def _put(file: BinaryIO, piece: Piece, array: Array, start: int, shape: Shape) -> None:
@@ -185,14 +192,8 @@ def versions_of(held: Sequence[int], count: int) -> list[int]:
 
 def write_updates(path: Path, content: Iterable[bytes | memoryview]) -> None:
     """Write a file of ``updates``. Raises OSError, and leaves no draft then."""
-    draft = path.with_name(f"{path.name}.draft")
-    try:
-        with open(draft, "xb") as file:
-            file.writelines(content)
-    except BaseException:
-        draft.unlink(missing_ok=True)
-        raise
-    os.replace(draft, path)
+    with _drafted(path) as file:
+        file.writelines(content)
 
 
 def final_updates(file: BinaryIO, held: Sequence[int]) -> Iterator[bytes | memoryview]:

@@ -180,7 +180,7 @@ def _lines(spec: JobSpec, measured: Sequence[Line]) -> Iterator[Problem]:
     of_lines = [(line, Demand(parameters, step_s, groups), f"the line to {line.name}") for line in measured]
     if cap is not None:  # a limit for each island's connection, whatever the others send
         of_lines.append((Line("", 0.0, 8.0 * cap), Demand(parameters, step_s, {}), "transport.bytes_per_s"))
-    settings = _settings(spec)
+    settings = SyncSettings.of(spec.synchroniser)
     problems = [
         (utilisation_on(line, demand, settings), problem)
         for line, demand, where in of_lines
@@ -222,13 +222,6 @@ def _slow(spec: JobSpec, line: Line, demand: Demand, settings: SyncSettings, whe
         message += f"{meets.way_steps:.2g} of a step each way, so islands miss merges."
         remedy = f"Set at least grace_cap_steps {meets.grace_cap_steps} and overlap_steps {meets.overlap_steps}."
         yield Problem("synchroniser.grace_cap_steps", message, remedy)
-
-
-def _settings(spec: JobSpec) -> SyncSettings:
-    """Return the settings that the advice is about. The codec is that of the direction with more bits."""
-    sync = spec.synchroniser
-    codec = max((sync.wire.up, sync.wire.down), key=bits_of)
-    return SyncSettings(sync.interval_steps, sync.overlap_steps, sync.fragments, codec)
 
 
 def _step_s(spec: JobSpec, parameters: int) -> float:

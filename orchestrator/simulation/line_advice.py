@@ -22,6 +22,7 @@ from typing import Any
 
 from orchestrator.parameters.codec.registry import CodecName, codec
 from orchestrator.simulation.bandwidth import Traffic, exchange_of, needed, utilisation
+from orchestrator.specification.sections import SynchroniserSection
 
 UTILISATION_MIN = 0.95
 COMPARED: tuple[CodecName, ...] = ("float32", "int8", "int4")
@@ -54,6 +55,12 @@ class SyncSettings:
     overlap_steps: int
     fragments: int
     codec: CodecName
+
+    @classmethod
+    def of(cls, section: SynchroniserSection) -> SyncSettings:
+        """Return the settings of a specification. The codec is that of the direction with more bits."""
+        codec = max((section.wire.up, section.wire.down), key=bits_of)
+        return cls(section.interval_steps, section.overlap_steps, section.fragments, codec)
 
 
 @dataclass(frozen=True, slots=True)

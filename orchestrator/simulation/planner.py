@@ -147,16 +147,12 @@ def of_job(spec: JobSpec) -> tuple[dict[str, Any], SyncSettings]:
         "shards": sync.shards,
         "step_s": spec.synthetic.step_s if spec.trainer.is_synthetic else None,
     }
-    codec = max((sync.wire.up, sync.wire.down), key=bits_of)
-    settings = SyncSettings(sync.interval_steps, sync.overlap_steps, sync.fragments, codec)
-    return {name: value for name, value in figures.items() if value is not None}, settings
+    return {name: value for name, value in figures.items() if value is not None}, SyncSettings.of(sync)
 
 
 def planned(fleet: Fleet, current: SyncSettings | None = None) -> Planned:
     """Return plans by what they cost, or by time if there is no price. Raises ConfigurationError if the line is too thin."""
-    usual = SynchroniserSection.model_construct()
-    if current is None:
-        current = SyncSettings(usual.interval_steps, usual.overlap_steps or 0, usual.fragments, usual.wire.up)
+    current = current or SyncSettings.of(SynchroniserSection.model_construct())
     demand = Demand(float(fleet.parameters), fleet.step_s, {LINE: 1})
     advice = advised([Line(LINE, fleet.round_trip, fleet.line)], demand, current)
     if advice.settings is None:

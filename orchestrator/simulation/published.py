@@ -41,6 +41,7 @@ from orchestrator.simulation import bandwidth, calibration, oracles, protocol, s
 from orchestrator.simulation.fleet import FleetPlan, System
 from orchestrator.simulation.fleet_world import simulate
 from orchestrator.simulation.world import World
+from orchestrator.system.plain import count
 
 SYSTEMS: tuple[tuple[System, int], ...] = (
     (System.DATA_PARALLEL, 1),
@@ -167,7 +168,7 @@ def _system_name(system: System, learners: int) -> str:
 
 
 def chips_name(chips: int) -> str:
-    return f"{chips / 1e6:g}M" if chips >= 1_000_000 else f"{chips // 1000}k"
+    return count(chips).replace(" ", "")
 
 
 # ── heterogeneous ─────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -129,7 +129,7 @@ class LocalDisk:
     def truncate(self, path: Path, size: int) -> None:
         os.truncate(path, size)
 
-    def replace(self, path: Path, data: bytes) -> None:
+    def replace(self, path: Path, data: bytes | memoryview) -> None:
         beside = path.with_name(f"{path.name}.new")
         with beside.open("wb", buffering=0) as file:
             _write_all(file, data)
