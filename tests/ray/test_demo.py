@@ -55,7 +55,8 @@ def test_the_demo_survives_its_kill_and_learns(tmp_path: Path) -> None:
     )
     back = next(event for event in of_kind((r.event for r in records), CaughtUp) if event.at > killed.at)
     assert back.island == "asia"
-    assert max(steps_between(records, name, killed.at, back.at) for name in report["survivors"]) > 3
+    # One that waited for asia would have ended the step it was in. A spare takes asia's place within about three seconds.
+    assert max(steps_between(records, name, killed.at, back.at) for name in report["survivors"]) > 1
     seconds = report["island_seconds"]
     assert sum(s for name, s in seconds.items() if name != "total") == pytest.approx(seconds["total"], rel=1e-6)
     assert report["tokens_trained"] == report["tokens_merged"] + report["tokens_discarded"]
