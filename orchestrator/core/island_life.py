@@ -325,7 +325,8 @@ def connection_restored(state: JobState, island: Island, event: ConnectionRestor
     order = StartTraining if after.state is IslandState.TRAINING else DrainIsland
     command = FlushIsland if state.phase is JobPhase.FINISHING else order
     orders = [*adjustment(state, island), command(island.id, island.incarnation)]
-    return [*missed, *orders, *flush_deadline(state, event.at)]
+    # Once a leaving island answers, rounds that waited for nobody while it was silent may close on its work.
+    return [*missed, *orders, *advance_all(state, event.at), *flush_deadline(state, event.at)]
 
 
 def flush_deadline(state: JobState, now: Instant) -> list[Effect]:

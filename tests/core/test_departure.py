@@ -201,6 +201,17 @@ def test_a_silent_island_whose_node_goes_too_keeps_no_round_open() -> None:
     assert set(inputs(the(MergeFragment, notice(story, "b")))) == {"a"}
 
 
+def test_work_of_an_island_that_fell_silent_merges_once_it_answers_and_leaves() -> None:
+    story = leaving_together("ab", "", quorum=2)
+    story.offers_fragment("a", step=1)
+    story.falls_silent("a")
+    notice(story, "a")
+    story.dies("b")
+    effects = story.happen(events.ConnectionRestored, "a", 1)
+    assert the(DrainIsland, effects).island == "a"
+    assert set(inputs(the(MergeFragment, effects))) == {"a"}
+
+
 def test_a_round_that_waited_for_those_that_leave_collects_again_when_another_island_trains() -> None:
     story = leaving_together("abc", "", quorum=2)
     story.timer(the(SetTimer, story.dies("c")))
