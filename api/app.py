@@ -32,7 +32,7 @@ from api.jobs.status_cache import Readiness
 from api.metrics.exposition import Metrics, RequestMetrics
 from api.openapi import document
 from api.routes import chaos, events, islands, jobs, page, tokens
-from api.run.merges import MergeHistories
+from api.run.explanations import AllExplanations
 from api.storage.store import Store
 from orchestrator.specification.sections import PriceSection
 from orchestrator.system.roots import AllowedRoots
@@ -117,7 +117,7 @@ def create_app(
     app.state.parameters = Parameters(service, control)
     app.state.seats = Seats()
     app.state.readiness = Readiness(service.ready)
-    app.state.histories = MergeHistories()
+    app.state.explanations = AllExplanations()
     app.state.open_pages = page.OpenPages()
     problems.install(app)
     routers = (

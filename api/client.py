@@ -38,6 +38,7 @@ from api.schemas import (
     Checkpoints,
     Command,
     Commands,
+    Diagnosis,
     Health,
     Island,
     Islands,
@@ -335,6 +336,10 @@ class Client:
     def merge(self, job: str, fragment: int, version: int) -> Merge:
         """Return one merge with its explanation."""
         return self._get(f"/v1/jobs/{quote(job, safe='')}/merges/{fragment}/{version}", Merge)
+
+    def diagnosis(self, job: str) -> Diagnosis:
+        """Return the one cause of the job's slowness or death, with the tape's records that show it."""
+        return self._get(f"/v1/jobs/{quote(job, safe='')}/diagnosis", Diagnosis)
 
     def report(self, job: str) -> dict[str, Any]:
         """Return the report of an ended job. Raises Conflict if it has not ended."""

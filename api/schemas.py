@@ -302,6 +302,45 @@ class Merge(MergeSummary):
     digest: str | None
 
 
+class Finding(Answer):
+    """One cause of slowness or death."""
+
+    cause: str = Field(description="its name for people")
+    subject: str = Field(description="the island, node or node group it is about; empty: the job")
+    island_seconds: float = Field(description="what it cost")
+    share: float = Field(description="the part of all island time, 0 to 1")
+    statement: str = Field(description="one sentence with the figures that show it")
+    remedy: str
+    records: list[int] = Field(description="numbers of tape records that show it, the latest ones")
+
+
+class IslandFigures(Answer):
+    """How an island compares with the others. A `z` is the distance from their median in spreads; 3 stands out."""
+
+    island: str
+    node: str
+    step_s: float | None = Field(description="median seconds of an inner step")
+    step_z: float | None
+    pull_s: float | None = Field(description="median seconds from the step of a contribution until it arrived")
+    pull_z: float | None
+    waiting_ratio: float = Field(description="the part of its time in training in which it did not step")
+    waiting_z: float | None
+    failure_count: int
+
+
+class Diagnosis(Answer):
+    """The one cause of a job's slowness or death, and further causes."""
+
+    job: str
+    outcome: str | None = Field(description="null while the job runs")
+    reason: str
+    goodput_ratio: float
+    cause: Finding | None = Field(description="null where no cause takes 2 % of the time")
+    others: list[Finding] = Field(description="further causes, largest first")
+    islands: list[IslandFigures]
+    node_failures: dict[str, float] = Field(description="failures by node; one half an hour ago counts half")
+
+
 class Merges(Answer):
     merges: list[MergeSummary]
     next_cursor: str | None = Field(default=None, description="give it as `cursor` for the next page; null: no more")

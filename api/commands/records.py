@@ -1,4 +1,4 @@
-"""Commands for what happened in a job: its logs, its events, its merges and their explanations, and what it cost.
+"""Commands for what happened in a job: its logs, events, merges with their explanations, diagnosis and cost.
 
 `atoll track` sends the same to experiment trackers.
 """
@@ -175,6 +175,20 @@ def explain(
     console().print(explained(explanation))
 
 
+def diagnose(
+    job: JobArgument = "latest", home: HomeOption = DEFAULT_HOME, url: UrlOption = None, as_json: JsonOption = False
+) -> None:
+    """Name the one cause of a job's slowness or death, with the tape's records that show it, and how islands compare."""
+    with connect(home, url) as client:
+        diagnosis = client.diagnosis(job)
+    if as_json:
+        print_json(diagnosis)
+        return
+    from api.terminal.record_text import diagnosed
+
+    console().print(diagnosed(diagnosis))
+
+
 def cost(
     job: JobArgument = "latest", home: HomeOption = DEFAULT_HOME, url: UrlOption = None, as_json: JsonOption = False
 ) -> None:
@@ -251,5 +265,5 @@ def track(
 
 
 def register(app: typer.Typer) -> None:
-    for command in (logs, events, merges, explain, cost, track):
+    for command in (logs, events, merges, explain, diagnose, cost, track):
         app.command(rich_help_panel="Jobs")(command)

@@ -21,11 +21,11 @@ from api.http import eventstream
 from api.http.pools import RECORDS, STREAMS, chunks_in, runs_in
 from api.http.streams import File, Stream, following
 from api.routes.dependencies import ServiceHere
+from api.run.explanations import AllExplanations, answer_of, merge_of, summary_of
 from api.run.folder import Run, open_below
 from api.run.logs import LogReader, logs_of, newest
-from api.run.merges import MergeHistories, merge_of, summary_of
 from api.run.records import TapeReader, number_at_end, sound_records
-from api.schemas import Logs, Merge, Merges
+from api.schemas import Diagnosis, Logs, Merge, Merges
 from orchestrator.errors import DataError, NotFound
 from orchestrator.tape.schema import CHECKSUM_AT_END, CONTINUATION_BYTES, Digest, Footer, continuation_at, encode_footer
 
@@ -55,25 +55,25 @@ LOG_EXAMPLE = "2026-11-21 22:31:50,114 INFO learners.island: asia, incarnation 2
 FollowLog = Annotated[bool, Depends(following(False, "wait for more, until the job has ended"))]
 
 
-async def histories_of(request: Request) -> MergeHistories:
-    histories: MergeHistories = request.app.state.histories
-    return histories
+async def explanations_of(request: Request) -> AllExplanations:
+    explanations: AllExplanations = request.app.state.explanations
+    return explanations
 
 
-HistoriesHere = Annotated[MergeHistories, Depends(histories_of)]
+ExplanationsHere = Annotated[AllExplanations, Depends(explanations_of)]
 
 
 @merges_router.get("")
 def list_merges(
     job: str,
     service: ServiceHere,
-    histories: HistoriesHere,
+    explained: ExplanationsHere,
     fragment: Annotated[int | None, Query(ge=0, le=NUMBER_MAX, description="only merges of this fragment")] = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 50,
     cursor: Annotated[str | None, Query(max_length=40, description="`next_cursor` of the previous page")] = None,
 ) -> Merges:
     """List a job's merges, newest first. A few thousand are kept; the tape has all of them."""
-    explanations = histories.of(service.run(job)).merges()
+    explanations = explained.of(service.run(job)).history.merges()
     if cursor is not None:
         names = [f"{explanation.fragment}:{explanation.version}" for explanation in explanations]
         if cursor not in names:
@@ -88,10 +88,22 @@ def list_merges(
 
 
 @merges_router.get("/{fragment}/{version}")
-def explain_merge(job: str, fragment: Number, version: Number, service: ServiceHere, histories: HistoriesHere) -> Merge:
+def explain_merge(
+    job: str, fragment: Number, version: Number, service: ServiceHere, explained: ExplanationsHere
+) -> Merge:
     """Explain one merge: its contributors, quorum and grace, why it closed, and refused contributions."""
     run = service.run(job)
-    return merge_of(histories.of(run).merge(run.job, fragment, version))
+    return merge_of(explained.of(run).history.merge(run.job, fragment, version))
+
+
+@router.get("/diagnosis")
+def diagnose(job: str, service: ServiceHere, explained: ExplanationsHere) -> Diagnosis:
+    """Name the one cause of slowness or death, with the records of the tape that show it, and how islands compare.
+
+    For a running job it is the diagnosis so far.
+    """
+    run = service.run(job)
+    return answer_of(run.job, explained.of(run).diagnosis(run.job))
 
 
 @router.get(

@@ -18,7 +18,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from api.schemas import Merge, MergeSummary, TapeRecord
+from api.schemas import Diagnosis, Merge, MergeSummary, TapeRecord
 from api.terminal.listing import Listing
 from orchestrator.system.plain import percent, seconds
 
@@ -188,6 +188,44 @@ def explained(merge: Merge) -> RenderableType:
         absent = ", ".join(f"{item.island} ({item.state.replace('_', ' ')})" for item in merge.absent)
         parts += [Text(), Text(f"not in it: {absent}")]
     return Group(*parts)
+
+
+OTHERS_SHOWN = 5
+
+
+def diagnosed(diagnosis: Diagnosis) -> RenderableType:
+    """The cause with its evidence and remedy, further causes, and how islands compare."""
+    state = diagnosis.outcome or "running"
+    parts: list[RenderableType] = [Text(f"{diagnosis.job} ({state}), goodput {percent(diagnosis.goodput_ratio)}")]
+    if diagnosis.cause is None:
+        parts.append(Text("No cause takes 2 % of the island time.", style="bold"))
+    else:
+        about = f": {diagnosis.cause.subject}" if diagnosis.cause.subject else ""
+        parts.append(Text(f"{diagnosis.cause.cause}{about}", style="bold"))
+        parts += [Text(diagnosis.cause.statement), Text(diagnosis.cause.remedy)]
+        if diagnosis.cause.records:
+            numbers = ", ".join(str(number) for number in diagnosis.cause.records)
+            first = diagnosis.cause.records[0] - 1
+            parts.append(Text(f"records {numbers}: atoll events {diagnosis.job} --after {first}", style="dim"))
+    if diagnosis.others:
+        further = Listing(
+            "further causes", "about", "island time", "share", right=("island time", "share"), pad_edge=False
+        )
+        for one in diagnosis.others[:OTHERS_SHOWN]:
+            further.add_row(one.cause, one.subject, seconds(one.island_seconds), percent(one.share))
+        parts += [Text(), further]
+    right = ("step", "z", "pull", "z ", "waits", "z  ", "failures")
+    table = Listing("island", "node", *right, right=right, pad_edge=False)
+    for own in diagnosis.islands:
+        figures = (own.step_s, own.step_z), (own.pull_s, own.pull_z)
+        cells = [text for value, z in figures for text in (seconds(value), _distance(z))]
+        cells += [percent(own.waiting_ratio), _distance(own.waiting_z), str(own.failure_count)]
+        table.add_row(own.island, own.node, *cells)
+    return Group(*parts, Text(), table)
+
+
+def _distance(z: float | None) -> str:
+    return "–" if z is None else f"{z:.1f}"
 
 
 def _times(merge: Merge) -> Table:

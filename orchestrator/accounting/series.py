@@ -1,4 +1,4 @@
-"""Bounded memories of long jobs: a thinned series, a histogram, and the epochs and the policy that a fold has seen.
+"""Bounded memories of long jobs: a thinned series, a histogram, counts that decay, and the epochs and policy of a fold.
 
 A series keeps every ``stride``-th point and doubles the stride whenever it grows too long. No point is chosen by chance, so
 a replayed job gives the same curve. A histogram has Prometheus's shape (a value belongs to the first bound that is not
@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 from orchestrator.core.commands import Set, settings_applied
 from orchestrator.core.effects import Effect, ResolveCommand
 from orchestrator.core.events import CommandRequested, Event, SynchroniserRestarted
-from orchestrator.core.vocabulary import FIRST_EPOCH, Epoch, JobPolicy
+from orchestrator.core.vocabulary import FIRST_EPOCH, Duration, Epoch, Instant, JobPolicy
 
 Point = TypeVar("Point")
 
@@ -75,6 +75,25 @@ class Histogram:
 
     def summary(self) -> dict[str, Any]:
         return {"bounds": list(self._bounds), "counts": list(self._counts), "sum": self._sum}
+
+
+class DecayingCounts:
+    """Counts by name in which an event is worth 1 when it happens, and half after each ``half_life_s``."""
+
+    def __init__(self, half_life_s: Duration) -> None:
+        self._half_life_s = half_life_s
+        self._counts: dict[str, tuple[float, Instant]] = {}
+
+    def add(self, name: str, at: Instant) -> None:
+        self._counts[name] = (self.count(name, at) + 1.0, at)
+
+    def count(self, name: str, at: Instant) -> float:
+        count, since = self._counts.get(name, (0.0, at))
+        return count * float(0.5 ** (max(0.0, at - since) / self._half_life_s))
+
+    def all(self, at: Instant) -> dict[str, float]:
+        """Return the counts of all names, the highest first."""
+        return dict(sorted(((n, self.count(n, at)) for n in self._counts), key=lambda item: (-item[1], item[0])))
 
 
 class Epochs:

@@ -3,6 +3,10 @@
 Responsible for: the environment being right before Ray is first imported; node capacities as plain data; finding our
 actors by name. Everything that is not Ray's public API is here and only here.
 
+As a program (``python -m orchestrator.runtime.cluster HEAD:PORT``) it says whether a head takes the token of the process's
+environment, and which build it has. Machines that join run it before they start anything: a process that imports Ray cannot
+unload it, and ``ray start`` itself would try for half a minute and then show a traceback.
+
 It also says when the disk under Ray's folder is full, where every process of a cluster has its logs and sockets: no process
 can start then, and Ray only reports that an actor died, or "Socket closed".
 """
@@ -13,6 +17,7 @@ import errno
 import importlib
 import logging
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -33,6 +38,8 @@ from orchestrator.specification.memory_budget import HEAD, NodeMemory
 from orchestrator.system import printable, release
 from orchestrator.system.ports import Reach, reach
 
+TOKEN_REFUSED = 3
+"""The program's exit code where the head refuses the token; 0 where it takes it, any other one where it does not answer."""
 FREE_MIN_BYTES = 1 << 20
 """The logs that a process of Ray's begins with are some hundred kilobytes."""
 
@@ -544,3 +551,17 @@ def end_actor_named(name: str) -> None:
 
 def _as_written(host: str) -> str:
     return host
+
+
+def main() -> int:
+    """Print the build of the head whose address is the argument. Returns ``TOKEN_REFUSED`` where it refuses the token."""
+    exceptions: Any = importlib.import_module("ray.exceptions")
+    try:
+        print(build_of_head(client_of(sys.argv[1])))
+    except exceptions.AuthenticationError:
+        return TOKEN_REFUSED
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -40,7 +40,7 @@ import psutil
 
 from orchestrator.certificates import folders, peer
 from orchestrator.errors import AtollError, ConfigurationError, DataError, InfrastructureError, first_line
-from orchestrator.runtime import cluster, processes, token_check
+from orchestrator.runtime import cluster, processes
 from orchestrator.runtime.fork_server import RAYLET
 from orchestrator.runtime.node_agent import workers_of
 from orchestrator.runtime.ray_command import MODULE
@@ -506,12 +506,12 @@ def refuse_wrong_head(options: argparse.Namespace, wait_s: float, is_told: Calla
 
     Raises InfrastructureError if it answers no call within ``wait_s``. Returns early once ``is_told`` returns True.
     """
-    command, until = python_process.module(token_check.MODULE, options.address), time.monotonic() + wait_s
+    command, until = python_process.module(cluster.__name__, options.address), time.monotonic() + wait_s
     while True:
         check = subprocess.run(command, env=environment(options), stdin=subprocess.DEVNULL, capture_output=True)
         if is_told():
             return
-        if check.returncode in (0, token_check.REFUSED):
+        if check.returncode in (0, cluster.TOKEN_REFUSED):
             break
         if time.monotonic() >= until:
             raise InfrastructureError(
@@ -519,7 +519,7 @@ def refuse_wrong_head(options: argparse.Namespace, wait_s: float, is_told: Calla
                 remedy="Give the port that the head was started with, or restart the head; nothing was started here.",
             )
         log.info("The head at %s answers no call yet. Waiting.", options.address)
-    if check.returncode == token_check.REFUSED:
+    if check.returncode == cluster.TOKEN_REFUSED:
         raise ConfigurationError(
             detail=f"The head at {options.address} refuses this machine: --token-file {options.token_file} is not the "
             "cluster's secret. Copy the file that the head was started with; nothing was started here."

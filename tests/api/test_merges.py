@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from api.client import Client
+from api.run.explanations import JOBS_MAX, AllExplanations, because, merge_of
 from api.run.folder import Run
-from api.run.merges import JOBS_MAX, MergeHistories, because, merge_of
 from orchestrator.accounting.explanation import REFUSALS_LISTED_MAX, Explanation, Explanations
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
@@ -176,17 +176,17 @@ def test_a_history_reads_on_where_it_stopped_and_agrees_with_the_fold_at_any_tim
     story.timer(the(f.SetTimer, story.dies("c")))
     story.happen(e.IslandPlaced, "c", 2, "node", 1)  # nothing is decided on it, yet it says where c is
     story.timer(the(f.SetTimer, story.offers_fragment("a")))
-    histories = MergeHistories()
-    assert histories.of(run_at(tmp_path)).merges() == []
+    histories = AllExplanations()
+    assert histories.of(run_at(tmp_path)).history.merges() == []
     fold = Explanations(policy())
     with TapeWriter(tmp_path / "tape.jsonl", Header("j", policy())) as writer:
         for record in story.records:
             writer.append(record)
             fold.apply(record.event, record.effects)
-            assert histories.of(run_at(tmp_path)).merges() == list(reversed(fold.merges.values()))
+            assert histories.of(run_at(tmp_path)).history.merges() == list(reversed(fold.merges.values()))
     assert len(fold.merges) == 6
     assert fold.merges[0, 6].absent == (("b", "training"), ("c", "starting"))
-    assert histories.of(run_at(tmp_path)).merges() == list(reversed(fold.merges.values()))
+    assert histories.of(run_at(tmp_path)).history.merges() == list(reversed(fold.merges.values()))
 
 
 def test_a_merge_older_than_those_kept_is_left_to_the_tape(tmp_path: Path) -> None:
@@ -196,14 +196,14 @@ def test_a_merge_older_than_those_kept_is_left_to_the_tape(tmp_path: Path) -> No
     with TapeWriter(tmp_path / "tape.jsonl", Header("j", policy())) as writer:
         for record in story.records:
             writer.append(record)
-    history = MergeHistories(keep=2).of(run_at(tmp_path))
+    history = AllExplanations(keep=2).of(run_at(tmp_path)).history
     assert [told.version for told in history.merges()] == [5, 4]
     with pytest.raises(NotFound, match="older than the merges that are kept"):
         history.merge("j", 0, 3)
 
 
 def test_histories_let_go_of_the_job_asked_about_longest_ago(tmp_path: Path) -> None:
-    histories = MergeHistories()
+    histories = AllExplanations()
     first = histories.of(run_at(tmp_path, "first"))
     assert histories.of(run_at(tmp_path, "first")) is first
     for number in range(JOBS_MAX):
@@ -214,7 +214,7 @@ def test_histories_let_go_of_the_job_asked_about_longest_ago(tmp_path: Path) -> 
 def test_a_damaged_tape_is_said_to_be_so_every_time(tmp_path: Path) -> None:
     with TapeWriter(tmp_path / "tape.jsonl", Header("j", policy())) as writer:
         writer.append_lines(b'{"n":1,"event":{"type":"MergeCompleted"},"effects":[]}\n', 1)
-    history = MergeHistories().of(run_at(tmp_path))
+    history = AllExplanations().of(run_at(tmp_path)).history
     for _ in range(2):
         with pytest.raises(DataError, match="MergeCompleted needs the field 'at'"):
             history.merges()

@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 
 from orchestrator.runtime import cluster, embedded
+from orchestrator.runtime.cluster import TOKEN_REFUSED
 from orchestrator.runtime.clusterfile import ClusterFile
 from orchestrator.runtime.control_port import RayControlPort
 from orchestrator.runtime.groups import DEFAULT_GROUPS
 from orchestrator.runtime.orphan_scan import census
 from orchestrator.runtime.settings import TOKEN_VARIABLE
-from orchestrator.runtime.token_check import MODULE, REFUSED
 from tests.ray.jobs import ENDLESS, Job, synthetic
 from tests.waiting import PATIENCE_S
 
@@ -58,8 +58,8 @@ def test_a_machine_with_another_token_or_none_is_no_node_and_is_told_what_to_do(
 
     # past our own command, the head itself refuses a client that shows nothing, and takes the one with the token
     token = {TOKEN_VARIABLE: found.environment[TOKEN_VARIABLE], "RAY_AUTH_MODE": "token"}
-    for shown, code in (({}, REFUSED), (token, 0)):
-        client = [sys.executable, "-m", MODULE, found.address]
+    for shown, code in (({}, TOKEN_REFUSED), (token, 0)):
+        client = [sys.executable, "-m", "orchestrator.runtime.cluster", found.address]
         environment = {**strangers_environment(), **shown}
         assert subprocess.run(client, env=environment, capture_output=True, timeout=PATIENCE_S).returncode == code
 

@@ -1,26 +1,31 @@
-"""The explained merges of each job, computed from its tape as it grows.
+"""Explanations of a job, computed from its tape as it grows: its merges, each in plain words, and its diagnosis.
 
-Every line of a tape is read once in the life of the service: the fold is kept and fed new lines. Bounded: the newest merges
-(the fold's limit) of the few jobs that were queried last. Lines that explain no merge, most of a tape, are not decoded.
-
-A merge's explanation as the API answers it, and in plain words. Pure.
+Each of the two is a fold that is kept and fed new lines, so that it reads a tape once in the life of the service. Bounded:
+the folds of the few jobs that were queried last, and of merges the newest (the fold's limit). Lines that explain no merge,
+most of a tape, are not decoded for merges.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from api.run.folder import Run
 from api.run.records import TapeReader, number_of
 from api.schemas import Absence, Contributor, Merge, MergeSummary, Refusal
+from api.schemas import Diagnosis as DiagnosisAnswer
+from orchestrator.accounting.diagnosis import Diagnosis, Diagnostician
 from orchestrator.accounting.explanation import KEEP, Explanation, Explanations
 from orchestrator.core.vocabulary import FragmentId, Version
 from orchestrator.errors import DataError, NotFound
+from orchestrator.system import plain
 from orchestrator.system.plain import seconds
 from orchestrator.tape.schema import Header, Record, decode_header, decode_line
+
+Fold = TypeVar("Fold")
 
 
 def merge_of(explanation: Explanation) -> Merge:
@@ -78,34 +83,25 @@ RELEVANT = b'{"type":"MergeCompleted"', b'{"type":"Connection', b'{"type":"Islan
 """Events that matter for a merge or an island's state even if nothing was decided on them."""
 
 
-class MergeHistory:
-    """One job's explained merges."""
+class TapeFold(Generic[Fold]):
+    """A fold over one job's tape, kept and fed the lines that are new. Use it with ``reading`` held.
 
-    def __init__(self, run: Run, keep: int) -> None:
+    ``begin`` makes it from the tape's header, ``take`` feeds it a record. Lines that ``is_relevant`` declines are skipped.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        begin: Callable[[Header], Fold],
+        take: Callable[[Fold, Record], None],
+        is_relevant: Callable[[bytes], bool],
+    ) -> None:
+        self.reading = threading.Lock()
         self._reader = TapeReader(run.tape)
-        self._keep = keep
-        self._fold: Explanations | None = None
-        self._reading = threading.Lock()
+        self._begin, self._take, self._is_relevant = begin, take, is_relevant
+        self._fold: Fold | None = None
 
-    def merges(self) -> list[Explanation]:
-        """Return the kept merges, newest first."""
-        with self._reading:
-            fold = self._caught_up()
-            return list(reversed(fold.merges.values())) if fold else []
-
-    def merge(self, job: str, fragment: int, version: int) -> Explanation:
-        """Return one merge. Raises NotFound with a hint at what exists."""
-        with self._reading:
-            fold = self._caught_up()
-            explanation = fold.merges.get((FragmentId(fragment), Version(version))) if fold else None
-            stands = fold.version(FragmentId(fragment)) if fold else None
-        if explanation is None:
-            raise NotFound(
-                detail=f"Job {job} has no merge {fragment}:{version}.", remedy=_instead(job, version, stands)
-            )
-        return explanation
-
-    def _caught_up(self) -> Explanations | None:
+    def caught_up(self) -> Fold | None:
         """Return the fold up to the tape's current end; None while there is no tape."""
         try:
             epoch = self._reader.epoch
@@ -123,49 +119,106 @@ class MergeHistory:
     def _taken(self, line: bytes) -> None:
         """Feed a line to the fold. Raises DataError for anything that is wrong with it."""
         try:
-            self._take(line)
+            if self._fold is None:
+                self._fold = self._begin(header_of(line))
+            elif self._is_relevant(line) and isinstance(record := decode_line(line.decode()), Record):
+                self._take(self._fold, record)
         except DataError:
             raise
         except Exception as error:  # a readable line that cannot be of a tape
             what = f"{type(error).__name__} at {line[:80]!r}"
             raise DataError(detail=f"{self._reader.path} is damaged: {what}.") from error
 
-    def _take(self, line: bytes) -> None:
-        if self._fold is None:
-            self._fold = fold_of(line, self._keep)
-        elif is_relevant(line) and isinstance(record := decode_line(line.decode()), Record):
-            self._fold.apply(record.event, record.effects)  # type: ignore[arg-type]  # its header says: a job's tape
+
+class MergeHistory:
+    """One job's explained merges."""
+
+    def __init__(self, run: Run, keep: int) -> None:
+        self._tape = TapeFold(run, lambda header: Explanations(header.policy, keep), _explain, explains_merges)
+
+    def merges(self) -> list[Explanation]:
+        """Return the kept merges, newest first."""
+        with self._tape.reading:
+            fold = self._tape.caught_up()
+            return list(reversed(fold.merges.values())) if fold else []
+
+    def merge(self, job: str, fragment: int, version: int) -> Explanation:
+        """Return one merge. Raises NotFound with a hint at what exists."""
+        with self._tape.reading:
+            fold = self._tape.caught_up()
+            explanation = fold.merges.get((FragmentId(fragment), Version(version))) if fold else None
+            stands = fold.version(FragmentId(fragment)) if fold else None
+        if explanation is None:
+            raise NotFound(
+                detail=f"Job {job} has no merge {fragment}:{version}.", remedy=_instead(job, version, stands)
+            )
+        return explanation
 
 
-class MergeHistories:
-    """The merge histories of the jobs that were queried last."""
+class JobExplanations:
+    """Both explanations of one job."""
+
+    def __init__(self, run: Run, keep: int) -> None:
+        self.history = MergeHistory(run, keep)
+        self._tape = TapeFold(run, lambda header: Diagnostician(header.policy), _diagnose, is_record)
+
+    def diagnosis(self, job: str) -> Diagnosis:
+        """Return the diagnosis so far. Raises NotFound while the job has no tape."""
+        with self._tape.reading:
+            fold = self._tape.caught_up()
+            if fold is None:
+                raise NotFound(
+                    detail=f"Job {job} has no tape yet.", remedy="The tape is created when the job's processes start."
+                )
+            return fold.diagnosis()
+
+
+class AllExplanations:
+    """The explanations of the jobs that were queried last."""
 
     def __init__(self, keep: int = KEEP) -> None:
         self._keep = keep
-        self._histories: OrderedDict[str, MergeHistory] = OrderedDict()
+        self._jobs: OrderedDict[str, JobExplanations] = OrderedDict()
         self._choosing = threading.Lock()
 
-    def of(self, run: Run) -> MergeHistory:
+    def of(self, run: Run) -> JobExplanations:
         with self._choosing:
-            history = self._histories.pop(run.job, None) or MergeHistory(run, self._keep)
-            self._histories[run.job] = history
-            if len(self._histories) > JOBS_MAX:
-                self._histories.popitem(last=False)
-            return history
+            explanations = self._jobs.pop(run.job, None) or JobExplanations(run, self._keep)
+            self._jobs[run.job] = explanations
+            if len(self._jobs) > JOBS_MAX:
+                self._jobs.popitem(last=False)
+            return explanations
 
 
-def fold_of(line: bytes, keep: int) -> Explanations:
-    """Return a fold for the tape that begins with this line."""
+def header_of(line: bytes) -> Header:
+    """Return the header of a job's tape that begins with this line."""
     header = decode_header(line.decode())
     if not isinstance(header, Header):
         raise DataError(detail="this is the tape of a simulated fleet, which has no merges.")
-    return Explanations(header.policy, keep)
+    return header
 
 
-def is_relevant(line: bytes) -> bool:
-    if number_of(line) is None:
+def _explain(fold: Explanations, record: Record) -> None:
+    fold.apply(record.event, record.effects)  # type: ignore[arg-type]  # its header says: a job's tape
+
+
+def _diagnose(fold: Diagnostician, record: Record) -> None:
+    fold.apply(record.n, record.event, record.effects)  # type: ignore[arg-type]  # as above
+
+
+def is_record(line: bytes) -> bool:
+    return number_of(line) is not None
+
+
+def explains_merges(line: bytes) -> bool:
+    if not is_record(line):
         return False
     return not line.endswith(UNEVENTFUL) or any(kind in line for kind in RELEVANT)
+
+
+def answer_of(job: str, diagnosis: Diagnosis) -> DiagnosisAnswer:
+    """Return the diagnosis as the API answers it."""
+    return DiagnosisAnswer.model_validate({"job": job, **plain.finite(asdict(diagnosis))})
 
 
 def _instead(job: str, version: int, stands: Version | None) -> str:

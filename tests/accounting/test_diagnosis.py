@@ -1,0 +1,211 @@
+"""The diagnosis names what was done to a job: one fault at a time in simulated worlds, and stories told by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from orchestrator.accounting.diagnosis import (
+    RECORDS_SHOWN,
+    SHARE_MIN,
+    Cause,
+    Diagnosis,
+    Diagnostician,
+    distances,
+)
+from orchestrator.accounting.series import DecayingCounts
+from orchestrator.core import commands as c
+from orchestrator.core import events as e
+from orchestrator.core.vocabulary import FailureExtent, IslandId, IslandTimer, IslandTimerKind
+from orchestrator.simulation.plan import Fault, FaultKind, WorldPlan, sample_policy
+from orchestrator.simulation.world import World
+from orchestrator.tape.schema import Record
+from tests.harness.story import Story, policy
+
+ASIA = IslandId("asia")
+STEP_S = 0.05
+
+
+def diagnosis_of(*faults: Fault, steps: int = 1600, **changes: Any) -> tuple[Diagnosis, list[Record]]:
+    """Simulate four islands whose own work survives adoption, and diagnose the tape."""
+    wanted = sample_policy(4, steps=steps)
+    plan = WorldPlan(**({"step_s": (STEP_S,) * 4, "adoption": "rebase", "faults": faults} | changes))
+    records = World(wanted, plan, seed=5).run().sink.records
+    fold = Diagnostician(wanted)
+    for record in records:
+        fold.apply(record.n, record.event, record.effects)
+    return fold.diagnosis(), records
+
+
+def test_an_undisturbed_job_has_no_cause_beyond_its_start_and_lateness():
+    diagnosis, _ = diagnosis_of()
+    harmless = {Cause.STARTING, Cause.ENDING, Cause.WAITING, Cause.OVERWRITTEN, Cause.LATE_WORK}
+    assert {one.cause for one in diagnosis.others} <= harmless
+    assert diagnosis.cause is None or diagnosis.cause.cause in harmless
+    assert all(abs(own.step_z or 0.0) < 3.0 for own in diagnosis.islands)
+
+
+def test_a_straggler_is_named_with_its_step_time():
+    diagnosis, _ = diagnosis_of(step_s=(STEP_S, STEP_S, STEP_S, 3 * STEP_S))
+    assert diagnosis.cause is not None
+    assert (diagnosis.cause.cause, diagnosis.cause.subject) == (Cause.STRAGGLER, "asia")
+    assert "0.15 s a step where the others take 50 ms" in diagnosis.cause.statement
+    others = [own.step_z for own in diagnosis.islands if own.island != "asia"]
+    assert max(others) < 3.0
+
+
+def test_two_islands_suffice_to_tell_which_is_slow():
+    assert distances({IslandId("a"): 1.0, IslandId("b"): 2.0}) == pytest.approx({"a": -5.0, "b": 10.0})
+    assert distances({IslandId("a"): 1.0}) == {}
+
+
+def test_a_thin_line_is_named_by_how_long_contributions_travel():
+    diagnosis, records = diagnosis_of(bandwidth_bytes_per_s=(1e9, 1e9, 1e9, 2e5), payload_bytes=400_000)
+    assert diagnosis.cause is not None
+    assert (diagnosis.cause.cause, diagnosis.cause.subject) == (Cause.THIN_LINE, "asia")
+    by_number = {record.n: record for record in records}
+    assert 0 < len(diagnosis.cause.records) <= RECORDS_SHOWN
+    for number in diagnosis.cause.records:
+        assert by_number[number].event.contribution.island == "asia"
+
+
+def test_a_lost_connection_is_named_with_the_record_at_which_it_was_lost():
+    diagnosis, records = diagnosis_of(*(Fault(10.0 + 8.0 * n, FaultKind.CUT, ASIA, 4.5) for n in range(7)))
+    found = {one.cause: one for one in (diagnosis.cause, *diagnosis.others) if one}
+    link = found[Cause.LINK]
+    assert link.subject == "asia"
+    by_number = {record.n: record.event for record in records}
+    assert all(isinstance(by_number[number], e.ConnectionLost) for number in link.records)
+
+
+def test_kills_by_commands_are_deliberate():
+    story = Told()
+    for n in range(4):
+        story.happen(e.CommandRequested, f"kill-{n}", "operator", c.Kill("a"))
+        story.dies("a")
+        story.comes_back("a")
+    assert story.causes()[Cause.ON_PURPOSE].records
+    assert not {Cause.CRASH_LOOP, Cause.FAILURES, Cause.BAD_NODE} & story.causes().keys()
+
+
+class Told(Story):
+    """A story that the diagnosis hears too."""
+
+    def __init__(self, islands: str = "abcd", **changed: Any) -> None:
+        wanted = policy(islands, restarts_max=99, **changed)
+        self.fold = Diagnostician(wanted)
+        self.number = 0
+        super().__init__(islands, wanted=wanted, folds=(self,))
+        self.starts(*islands)
+
+    def apply(self, event: Any, effects: Any) -> None:
+        self.number += 1
+        self.fold.apply(self.number, event, effects)
+
+    def causes(self) -> dict[Cause, Any]:
+        diagnosis = self.fold.diagnosis()
+        return {one.cause: one for one in (diagnosis.cause, *diagnosis.others) if one}
+
+    def comes_back(self, island: str, node: str = "node", *, contributes: bool = False) -> None:
+        state = self.core.state.islands[island]
+        self.wait(10.0)
+        self.happen(e.TimerFired, IslandTimer(IslandTimerKind.BACKOFF, island), state.current.timer_serial)
+        self.happen(e.IslandPlaced, island, self.incarnation(island), node, 1000)
+        self.wait(5.0)
+        if contributes:
+            self.is_trained_again(island)
+
+    def is_trained_again(self, island: str) -> None:
+        self.starts(island)
+        self.offers_fragment(island)
+
+
+def test_an_island_that_dies_again_and_again_without_contributing_is_in_a_crash_loop():
+    story = Told()
+    for _ in range(4):
+        story.dies("b")
+        story.comes_back("b")
+    loop = story.causes()[Cause.CRASH_LOOP]
+    assert (loop.subject, len(loop.records)) == ("b", 4)
+    assert "process died" in loop.statement
+    assert loop.share >= SHARE_MIN
+
+
+def test_a_node_that_fails_several_islands_while_others_do_well_is_bad():
+    story = Told()
+    for island in "cdcd":
+        story.dies(island)
+        story.comes_back(island, node="rack-9")
+    for island in "cd":
+        story.dies(island)
+        story.comes_back(island, node="rack-9")
+        story.dies(island)
+        story.comes_back(island, node="rack-1")
+    bad = story.causes()[Cause.BAD_NODE]
+    assert bad.subject == "rack-9"
+    worst = next(iter(story.fold.diagnosis().node_failures))
+    assert worst == "rack-9"
+
+
+def test_the_same_error_on_several_islands_is_the_jobs_code():
+    story = Told("ab")
+    for island in "ab":
+        incarnation, reason = story.incarnation(island), "its own code failed: KeyError: 'text'"
+        story.happen(e.ConnectionLost, island, incarnation, True, reason)
+        story.comes_back(island)
+    code = story.causes()[Cause.CODE]
+    assert "KeyError: 'text'" in code.statement
+
+
+def test_a_job_that_its_own_code_ended_has_that_as_its_cause():
+    story = Told("ab")
+    story.happen(e.ConnectionLost, "a", 1, True, "its own code failed: ValueError: bad batch", False, FailureExtent.JOB)
+    diagnosis = story.fold.diagnosis()
+    assert diagnosis.outcome == "failed"
+    assert diagnosis.cause is not None
+    assert (diagnosis.cause.cause, diagnosis.cause.share) == (Cause.CODE, 1.0)
+    assert "ValueError: bad batch" in diagnosis.cause.statement
+    assert story.number in diagnosis.cause.records
+
+
+def test_a_job_that_merges_no_more_lacks_its_quorum():
+    story = Told("ab", quorum=2)
+    for version in (1, 2, 3):
+        for island in "ab":
+            story.trains(island, tokens=100)
+            story.offers_fragment(island)
+        story.merges(0, version)
+        story.wait(1.0)
+    story.dies("b")
+    assert story.fold.diagnosis().cause is None or story.fold.diagnosis().cause.cause is not Cause.NO_QUORUM
+    story.wait(100.0)
+    story.trains("a", tokens=100)
+    diagnosis = story.fold.diagnosis()
+    assert diagnosis.cause is not None
+    assert diagnosis.cause.cause is Cause.NO_QUORUM
+    assert "1 of 2 islands train, without b" in diagnosis.cause.statement
+
+
+def test_what_causes_cost_adds_up_to_the_badput_and_slowness_comes_on_top():
+    faults = (Fault(20.0, FaultKind.KILL, ASIA), Fault(40.0, FaultKind.FREEZE, IslandId("europe"), 4.0))
+    wanted = sample_policy(4, steps=800)
+    world = World(wanted, WorldPlan(step_s=(STEP_S,) * 4, faults=faults), seed=2).run()
+    fold = Diagnostician(wanted)
+    for record in world.sink.records:
+        fold.apply(record.n, record.event, record.effects)
+    found = fold.diagnosis()
+    causes = [one for one in (found.cause, *found.others) if one and one.cause is not Cause.STRAGGLER]
+    badput = sum(world.goodput.summary()["badput_seconds"].values())
+    assert sum(one.island_seconds for one in causes) == pytest.approx(badput)
+
+
+def test_failures_count_half_after_each_half_life():
+    counts = DecayingCounts(10.0)
+    for at in (0.0, 10.0, 20.0):
+        counts.add("n", at)
+    assert counts.count("n", 20.0) == pytest.approx(1.75)
+    assert counts.count("n", 30.0) == pytest.approx(0.875)
+    assert counts.count("other", 30.0) == 0.0
+    counts.add("m", 30.0)
+    assert list(counts.all(30.0)) == ["m", "n"]
