@@ -39,7 +39,7 @@ from orchestrator.core import effects as f
 from orchestrator.core import events as e
 from orchestrator.core.effects import Evaluate
 from orchestrator.core.events import EvaluationCompleted, EvaluationFailed
-from orchestrator.core.messages import CarriedReport, CatchUpFailure, CaughtUp, Drained, Progress
+from orchestrator.core.messages import CarriedReport, CatchUpFailure, CaughtUp, Drained, Flushed, Progress
 from orchestrator.core.saving import JobSalvaged
 from orchestrator.core.vocabulary import (
     NO_FLAWS,
@@ -292,7 +292,7 @@ class Statistics:
         if change.before == ABSENT or change.after not in (IslandState.LOST.value, IslandState.FAILED.value):
             return
         noticed = isinstance(event, e.NoticeReceived) or self._noticed.get(change.island) == change.incarnation
-        drained = isinstance(event, e.IslandReported) and isinstance(event.report, Drained)
+        drained = isinstance(e.report_of(event), (Drained, Flushed))
         if not noticed and not drained:
             self.failures[change.island] += 1
 

@@ -279,6 +279,12 @@ def step_overdue(state: JobState, island: Island, report: Overdue, now: Instant)
 
 
 def flushed(state: JobState, island: Island, now: Instant) -> list[Effect]:
+    """Note that the island gave its last work. While the job runs, replace its process, which steps no more.
+
+    In a running job the order to end was one of a synchroniser whose latest records are lost, the order among them.
+    """
+    if state.phase is JobPhase.RUNNING:
+        return depart(state, island, "it had ended for an order that was lost with a synchroniser", now)
     state.islands[island.id] = island_record.flushed(island, "gave all its work")
     return advance_all(state, now)
 

@@ -4,7 +4,7 @@ While the journal cannot be written no merge is announced, and while the tape ca
 train on either way, keep their work and offer it again. Continuing without either file would lose what was announced.
 
     Retrier          repeats a write, and says what it waits for
-    RetryingSink     the tape as the driver's sink; makes a new epoch durable before it is announced
+    RetryingSink     the tape as the driver's sink; makes a new epoch, and Θ's beginning, durable before they are announced
     PeriodicSync     durability sync: the tape survives a loss of power      NoSync   async: the death of the process only
     SnapshotWriter   writes a snapshot of core and folds every so many records, in a thread of its own, and seals the tape
                      up to it
@@ -24,7 +24,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
-from orchestrator.core.events import SynchroniserRestarted
+from orchestrator.core.events import OuterStateSeeded, SynchroniserRestarted
 from orchestrator.core.synchroniser import Synchroniser
 from orchestrator.core.vocabulary import Instant
 from orchestrator.errors import InfrastructureError, first_line, in_words
@@ -109,9 +109,11 @@ def store_status(disk: MirroredDisk) -> StoreStatus:
 
 
 class RetryingSink:
-    """A tape whose disk may refuse for a while. An epoch is durable before it is announced: none is used twice.
+    """A tape whose disk may refuse for a while. Some records are durable before anything is announced that rests on them.
 
-    Before anything is announced ``settle`` makes durable what is in the journal.
+    An epoch is, so that none is used twice, and Θ is: islands are given it next, and a successor that did not know of it
+    would hear of their training before it had made Θ again. Before anything is announced, ``settle`` makes durable what is
+    in the journal.
     """
 
     def __init__(self, tape: TapeWriter, retrier: Retrier, settle: Callable[[], None]) -> None:
@@ -123,7 +125,7 @@ class RetryingSink:
             self._retrier.until_done(JOURNAL_REFUSES, self._settle)
             self._settled = True
         self._retrier.until_done(TAPE_REFUSES, lambda: self._tape.append(record))
-        if isinstance(record.event, SynchroniserRestarted):
+        if isinstance(record.event, (SynchroniserRestarted, OuterStateSeeded)):
             self._retrier.until_done(TAPE_REFUSES, self._tape.sync)
 
 

@@ -495,7 +495,6 @@ class LiveJob:
         """Have the controller, which outlives this machine, know that the job has Θ. A salvage is over by now."""
         self.workers.controller.call(Controller.note_synchroniser, self.start_facts, True)
         if self.survey is not None:
-            self.retrier.until_done(TAPE_REFUSES, self.files.tape.sync)
             job_files.end_salvage(self.context.run_dir)
 
     def _close(self) -> None:

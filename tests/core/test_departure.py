@@ -6,7 +6,7 @@ import pytest
 
 from orchestrator.core import commands, events
 from orchestrator.core.effects import DrainIsland, MergeFragment, PlaceIsland, ResolveCommand, SetTimer, StopIsland
-from orchestrator.core.messages import CaughtUp, Drained
+from orchestrator.core.messages import CaughtUp, Drained, Flushed
 from orchestrator.core.vocabulary import CloseReason, IslandPlan, IslandState
 from tests.harness.story import Story, all_of, inputs, placements, the
 
@@ -232,3 +232,13 @@ def test_a_tape_of_an_older_build_waits_as_it_did() -> None:
 
 def test_merging_is_not_said_to_wait_while_all_islands_leave() -> None:
     assert leaving_together("ab", "ab").core.state.pause_reason() is None
+
+
+def test_an_island_that_ended_for_an_order_nobody_remembers_is_placed_again_without_a_failure(story: Story) -> None:
+    effects = story.reports("a", 1, Flushed())
+    assert the(StopIsland, effects).island == "a"
+    again = the(SetTimer, effects)
+    assert again.due_at == story.now
+    assert placements(story.timer(again)) == [("a", 2)]
+    assert story.core.state.islands["a"].failures == 0
+    assert story.statistics.failures == {}

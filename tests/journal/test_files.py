@@ -14,14 +14,14 @@ from orchestrator.core.vocabulary import Epoch, FragmentId, JobPhase
 from orchestrator.errors import ConfigurationError, DataError, InfrastructureError
 from orchestrator.host import job_files
 from orchestrator.host.job_files import JobFiles, open_files
-from orchestrator.host.retry import Retrier
+from orchestrator.host.retry import Retrier, RetryingSink
 from orchestrator.parameters.journal import Journal
 from orchestrator.parameters.journaled_store import JournaledStore
 from orchestrator.parameters.outer_state import OuterState, OuterStep
 from orchestrator.specification.sections import SynchroniserSection
 from orchestrator.system import run_folder
 from orchestrator.system.disk import Disk
-from orchestrator.tape.schema import with_checksum, without_checksum
+from orchestrator.tape.schema import Record, with_checksum, without_checksum
 from tests.harness.shell import Fate, spec
 from tests.journal.test_crash_points import run
 from tests.swarm.disk import FaultyDisk
@@ -37,6 +37,18 @@ def opened(folder: Path, disk: Disk | None = None, **changed: object) -> JobFile
 def test_an_empty_folder_begins_a_job(tmp_path: Path) -> None:
     files = opened(tmp_path)
     assert (files.started, files.epoch, files.first_events, files.outer) == (False, 1, (), None)
+
+
+@pytest.mark.parametrize("event", [e.SynchroniserRestarted(1.0, Epoch(2)), e.OuterStateSeeded(1.0, 10, "0" * 32)])
+def test_an_epoch_and_the_beginning_of_theta_are_durable_before_anything_rests_on_them(
+    tmp_path: Path, event: e.Event
+) -> None:
+    files = opened(tmp_path)
+    sink = RetryingSink(files.tape, Retrier(RETRY_S), files.journal.settle)
+    sink.append(Record(1, e.JobStarted(0.0), ()))
+    assert files.tape.synced_count == 0
+    sink.append(Record(2, event, ()))
+    assert files.tape.synced_count == 2
 
 
 def test_a_folder_with_a_past_is_never_salvaged_and_one_without_may_be(tmp_path: Path) -> None:

@@ -123,10 +123,11 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     # simulated disks refuse, and tear, all the time
     logging.getLogger("orchestrator").setLevel(logging.CRITICAL + 1)
+    first, count = (options.first, options.count) if options.seed is None else (options.seed, 1)
     if options.lost_machines:
-        return 1 if lose_machines(options.first, options.count) else 0
+        return 1 if lose_machines(first, count) else 0
     if options.lost_shards:
-        return 1 if lose_shards(options.first, options.count) else 0
+        return 1 if lose_shards(first, count) else 0
     if options.seed is None:
         return 1 if soak(options.first, options.count, options.deaths, is_mirrored=options.mirrored) else 0
     try:

@@ -315,6 +315,7 @@ class Islands:
         dismissed = dismissed or drained
         departs = isinstance(event, e.NoticeReceived) or self._timers.rang == departure(island)
         departs |= drained and status.departing
+        departs |= isinstance(e.report_of(event), Flushed) and not self.ending  # the order to end is forgotten
         waits = [x.due_at - event.at for x in effects if isinstance(x, f.SetTimer) and x.timer == backoff(island)]
         if departs and status.wanted and not finishes:
             require(
