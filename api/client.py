@@ -31,37 +31,15 @@ from api.chaos.schemas import ChaosRun, ChaosRunList, ChaosRunSummary, ShownPlan
 from api.http.eventstream import events_of
 from api.installation.binding import AUTHORITIES_VARIABLE, authorities, trusting, untrusted
 from api.installation.home import DEFAULT_HOME, TOKEN_VARIABLE, Home
+
+# isort: off
 from api.schemas import (
-    Answer,
-    AuditTrail,
-    Checkpoint,
-    Checkpoints,
-    Command,
-    Commands,
-    Diagnosis,
-    Health,
-    Island,
-    Islands,
-    Job,
-    JobCheck,
-    Jobs,
-    JobSummary,
-    Log,
-    Logs,
-    Merge,
-    Merges,
-    NewToken,
-    NodeGroup,
-    NodeGroupChange,
-    NodeGroups,
-    ProblemDocument,
-    Restart,
-    RetentionPlan,
-    Specification,
-    TapeRecord,
-    Token,
-    TokenList,
-)
+    Answer, AuditTrail, Checkpoint, Checkpoints, Command, Commands, Diagnosis, Health, Island, Islands, Job, JobCheck,
+    Jobs, JobSummary, Log, Logs, Merge, Merges, NewToken, NodeGroup, NodeGroupChange, NodeGroups, ProblemDocument,
+    Restart, RetentionPlan, Specification, TapeRecord, Token, TokenList,
+)  # fmt: skip
+
+# isort: on
 from orchestrator.core import commands
 from orchestrator.core.commands import Inject
 from orchestrator.core.vocabulary import IslandId, NodeGroupId

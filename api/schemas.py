@@ -315,7 +315,7 @@ class Finding(Answer):
 
 
 class IslandFigures(Answer):
-    """How an island compares with the others. A `z` is the distance from their median in spreads; 3 stands out."""
+    """The figures of an island beside the others'. A `z` is the distance from their median in spreads; 3 stands out."""
 
     island: str
     node: str

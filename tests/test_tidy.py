@@ -71,7 +71,7 @@ MAY_IMPORT = {
             blake3 fsspec numpy orchestrator.core orchestrator.errors orchestrator.parameters
             orchestrator.system
         """,
-        "orchestrator.accounting": "orchestrator.core orchestrator.errors",
+        "orchestrator.accounting": "orchestrator.core orchestrator.errors orchestrator.system.plain",
         "orchestrator.elastic": "orchestrator.core",
         "orchestrator.kubernetes": """
             orchestrator.errors orchestrator.runtime.settings orchestrator.specification.bounds
@@ -143,7 +143,8 @@ MAY_IMPORT = {
             orchestrator.errors orchestrator.parameters orchestrator.system ray
         """,
         "api": """
-            alembic click fastapi httpx orchestrator.accounting.explanation orchestrator.certificates
+            alembic click fastapi httpx orchestrator.accounting.diagnosis orchestrator.accounting.explanation
+            orchestrator.certificates
             orchestrator.chaos orchestrator.checkpoints orchestrator.core.commands orchestrator.core.faults
             orchestrator.core.vocabulary orchestrator.errors orchestrator.host.records orchestrator.models
             orchestrator.parameters orchestrator.report orchestrator.runtime.groups
@@ -154,7 +155,8 @@ MAY_IMPORT = {
         "api.trackers": "api.tracking crc32c httpx mlflow opentelemetry orchestrator.errors tensorboardX wandb",
         "api.storage": "alembic api.auth.tokens api.chaos.store orchestrator.errors psycopg sqlalchemy",
         "api.run": """
-            api.schemas orchestrator.accounting.explanation orchestrator.checkpoints orchestrator.core.vocabulary
+            api.schemas orchestrator.accounting.diagnosis orchestrator.accounting.explanation
+            orchestrator.checkpoints orchestrator.core.vocabulary
             orchestrator.errors orchestrator.host.records orchestrator.models orchestrator.parameters
             orchestrator.specification orchestrator.status orchestrator.system orchestrator.tape pyarrow pydantic yaml
         """,

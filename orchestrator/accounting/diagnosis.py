@@ -81,7 +81,7 @@ Figures = Mapping[str, Any]
 
 
 class Cause(StrEnum):
-    """What slowed the job down, or ended it: its name for people, and the remedy."""
+    """A cause of slowness or death. The value is its name for people; ``remedy`` says what to do."""
 
     remedy: str
 
@@ -162,8 +162,11 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class IslandFigures:
-    """How an island compares. ``pull_s`` is the median time a contribution travels, ``waiting_ratio`` the part of its time
-    in training in which it did not step; each with its distance from the others in spreads (``z``)."""
+    """The figures of an island beside the others'.
+
+    ``pull_s`` is the median time a contribution travels, ``waiting_ratio`` the part of the time in training in which the
+    island did not step. Each has its distance ``z`` from the others in spreads.
+    """
 
     island: IslandId
     node: str
@@ -205,7 +208,7 @@ class Failure:
 
 @dataclass(slots=True)
 class _Island:
-    """What the fold knows of an island. ``reached`` are its latest (step, instant) by its reports."""
+    """The facts about one island. ``reached`` are its latest (step, instant) by its reports."""
 
     node: str = ""
     contributed: bool = False
@@ -333,18 +336,16 @@ class Diagnostician:
         total = summary["island_seconds"]["total"]
         figures = self._figures(summary)
         costs = self._costs(summary, {one.island: one for one in figures})
-        found = [
-            self._finding(cause, subject, spent, total) for (cause, subject), spent in costs.items() if spent > 0.0
-        ]
-        found.sort(key=lambda one: (-one.island_seconds, one.cause.name, one.subject))
-        ending = self._ending(found, total)
-        leading = ending or (found[0] if found and found[0].share >= SHARE_MIN else None)
+        findings = [self._finding(*name, spent, total) for name, spent in costs.items() if spent > 0.0]
+        findings.sort(key=lambda one: (-one.island_seconds, one.cause.name, one.subject))
+        ending = self._ending(findings, total)
+        leading = ending or (findings[0] if findings and findings[0].share >= SHARE_MIN else None)
         return Diagnosis(
             outcome=self._end[1] if self._end else None,
             reason=self._end[2] if self._end else "",
             goodput_ratio=summary["goodput_ratio"],
             cause=leading,
-            others=tuple(one for one in found if leading is None or _name(one) != _name(leading)),
+            others=tuple(one for one in findings if leading is None or _name(one) != _name(leading)),
             islands=figures,
             node_failures=self._nodes.all(self._goodput.at),
         )
@@ -445,9 +446,7 @@ class Diagnostician:
         islands = {one.island for one in counted_here}
         return len(islands) >= 2 or any(len(self._islands[island].nodes) > 1 for island in islands)
 
-    def _lost_to_slowness(
-        self, summary: Figures, figures: Mapping[IslandId, IslandFigures]
-    ) -> dict[IslandId, Duration]:
+    def _lost_to_slowness(self, summary: Figures, figures: Mapping[IslandId, IslandFigures]) -> dict[IslandId, float]:
         """Return what each straggler's stepping lacks of the others' tokens a second and accelerator, in seconds."""
         accelerators = {plan.island: plan.accelerator_count for plan in self._policy.islands}
         stepping = {i: spent for i, own in summary["islands"].items() if (spent := _stepping(own)) > 0.0}
@@ -463,7 +462,7 @@ class Diagnostician:
                 lost[island] = stepping[island] * (1.0 - rates[island] / usual)
         return lost
 
-    def _ending(self, found: Iterable[Finding], total: Duration) -> Finding | None:
+    def _ending(self, findings: Iterable[Finding], total: Duration) -> Finding | None:
         """Return the cause of a job that failed, or that merges no more."""
         if self._end is not None:
             record, outcome, reason = self._end
@@ -487,7 +486,7 @@ class Diagnostician:
         else:
             text = f"no merge for {seconds(since)}, though {training} islands train and the quorum is {quorum}"
             cause, records = Cause.STALL, (self._last_record,)
-        worst = max(found, key=lambda one: one.island_seconds, default=None)
+        worst = max(findings, key=lambda one: one.island_seconds, default=None)
         spent = worst.island_seconds if worst is not None else 0.0
         return Finding(cause, "", spent, spent / total if total else 0.0, text, cause.remedy, records[-RECORDS_SHOWN:])
 
