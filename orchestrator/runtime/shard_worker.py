@@ -385,7 +385,14 @@ class ShardWorker:
         facts = new.facts
         self._context.post(
             lambda at: events.MergeCompleted(
-                at, order.fragment, order.version, facts.digest, new.seconds, facts.base_digest, new.journal_seconds
+                at,
+                order.fragment,
+                order.version,
+                facts.digest,
+                new.seconds,
+                facts.base_digest,
+                new.journal_seconds,
+                facts.gradient_norm,
             )
         )
         if new.norms is not None:  # nothing waits for what is computed of it

@@ -65,7 +65,9 @@ struct loops {
     void (*examine)(const float *values, int count, float *sums, uint32_t *largest);
     uint32_t (*largest_bits)(const float *values, int count);
     void (*weighted_sum)(const float *const *rows, int row_count, const float *mixing, int from, int to, float *sum);
-    void (*update)(float *gradient, const float *momentum, float *next_momentum, float lr, float decay, int count);
+    void (*update)(
+        const struct rule *rule, float *gradient, const float *first, const float *second, float *next_first,
+        float *next_second, int count);
     void (*subtract)(const float *a, const float *b, int count, float *result);
     void (*add)(const float *a, const float *b, int count, float *result);
 };
@@ -477,6 +479,8 @@ static void step_chunk(void *context, int64_t number)
     int64_t start = number * CHUNK_VALUES, count = smaller(CHUNK_VALUES, step->n - start);
     const float *rows[INPUTS_MAX];
     float scratch[16 * ROW_ROOM], update[ROW_VALUES], made[ROW_VALUES], decoded[ROW_VALUES]; /* more than 16 inputs are rare */
+    float moments[MOMENTS_MAX][ROW_VALUES];
+    int moment_count = step->rule.kind == SGD ? 0 : step->rule.kind == ADAM ? 2 : 1;
     float *decoding = step->input_count <= 16 ? scratch : malloc(sizeof(float) * ROW_ROOM * (size_t)step->input_count);
     uint32_t largest = decoding == NULL ? 0x7FC00000 : 0;
     int64_t length = step->n / step->matrix_count;
@@ -490,9 +494,11 @@ static void step_chunk(void *context, int64_t number)
             loops->weighted_sum(rows, step->input_count, step->mixing + matrix * step->input_count, from, to, update);
             from = to;
         }
-        loops->update(update, step->momentum == NULL ? NULL : step->momentum + at, made, step->lr, step->decay, size);
-        if (step->momentum != NULL)
-            streamed(made, size, step->next_momentum + at);
+        const float *first = moment_count > 0 ? step->moments + at : NULL;
+        const float *second = moment_count > 1 ? step->moments + step->n + at : NULL;
+        loops->update(&step->rule, update, first, second, moments[0], moments[1], size);
+        for (int moment = 0; moment < moment_count; moment++)
+            streamed(moments[moment], size, step->next_moments + moment * step->n + at);
         const float *residue = step->residue == NULL ? NULL : step->residue + at;
         if (step->encoded == NULL) {
             loops->subtract(step->anchor + at, update, size, made);

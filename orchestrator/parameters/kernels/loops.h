@@ -272,20 +272,36 @@ static void VARIANT(weighted_sum)(
     }
 }
 
-/* gradient becomes what is subtracted from Θ. Without momentum (NULL) the step is that of plain gradient descent. */
+/* gradient becomes what is subtracted from Θ. first and second are the moments that the rule has. */
 static void VARIANT(update)(
-    float *restrict gradient, const float *restrict momentum, float *restrict next_momentum, float lr, float decay,
-    int count)
+    const struct rule *rule, float *restrict gradient, const float *restrict first, const float *restrict second,
+    float *restrict next_first, float *restrict next_second, int count)
 {
-    if (momentum == NULL) {
+    struct rule r = *rule;
+    if (r.kind == SGD) {
         for (int i = 0; i < count; i++)
-            gradient[i] = lr * gradient[i];
-        return;
-    }
-    for (int i = 0; i < count; i++) {
-        float next = momentum[i] * decay + gradient[i];
-        next_momentum[i] = next;
-        gradient[i] = (next * decay + gradient[i]) * lr;
+            gradient[i] = r.lr * gradient[i];
+    } else if (r.kind == MOMENTUM) {
+        for (int i = 0; i < count; i++) {
+            float next = first[i] * r.decay + gradient[i];
+            next_first[i] = next;
+            gradient[i] = next * r.lr;
+        }
+    } else if (r.kind == NESTEROV) {
+        for (int i = 0; i < count; i++) {
+            float next = first[i] * r.decay + gradient[i];
+            next_first[i] = next;
+            gradient[i] = (next * r.decay + gradient[i]) * r.lr;
+        }
+    } else {
+        for (int i = 0; i < count; i++) {
+            float mean = r.decay * first[i] + r.rest * gradient[i];
+            float square = r.decay_square * second[i] + r.rest_square * (gradient[i] * gradient[i]);
+            next_first[i] = mean;
+            next_second[i] = square;
+            float width = __builtin_sqrtf(square * r.scale_square) + r.epsilon;
+            gradient[i] = r.lr * ((mean * r.scale) / width);
+        }
     }
 }
 
