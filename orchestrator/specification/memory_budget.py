@@ -36,6 +36,7 @@ CODE_BYTES: Mapping[CodecName, float] = {
     "int8": 1 + 2 / 128,
     "int4": 0.5 + 2 / 128,
     "e3m0": 0.5 + 2 / 128,
+    "int2": 0.25 + 2 / 128,
 }
 """Bytes per parameter in each codec, scales included; a test compares them with the codecs."""
 FRAGMENTS_AT_ONCE = 2

@@ -392,7 +392,7 @@ def test_what_rank_0_fails_in_beside_an_order_leaves_no_answer_of_it_behind(grou
 # ── publications and states by host ───────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("codec", ["float32", "bfloat16", "int8", "int4", "e3m0"])
+@pytest.mark.parametrize("codec", ["float32", "bfloat16", "int8", "int4", "e3m0", "int2"])
 def test_each_process_is_sent_its_share_of_a_publication_and_has_the_bits_of_the_whole(group, codec):
     island = group(size=2, sliced=True, adoption="replace").load()
     island.loop.start()

@@ -19,6 +19,9 @@
 #include <immintrin.h>
 #endif
 
+/* The threshold of int2 in mean magnitudes, the float32 of codecs.py. */
+#define INT2_THRESHOLD 0x1.3af1dep+0f
+
 enum { LANES = 16, ROW_VALUES = 512, THREADS_MAX = 64 };
 
 static inline int64_t block_count(int64_t n) { return (n + BLOCK_VALUES - 1) / BLOCK_VALUES; }
@@ -56,6 +59,31 @@ static float scale_of(int codec, uint32_t largest_bits, uint8_t *stored)
     stored[0] = (uint8_t)half;
     stored[1] = (uint8_t)(half >> 8);
     return inverse;
+}
+
+/* Write the scale of a block of int2 that has this sum of |x|·q and this sum of q². Return whether its codes count. */
+static bool int2_scale(float sum, float squares, uint8_t *stored)
+{
+    float scale = sum / squares;
+    uint32_t bits;
+    memcpy(&bits, &scale, 4);
+    uint16_t half = 0x7FC0; /* not a number */
+    bool finite = (bits & 0x7FFFFFFF) < 0x7F800000;
+    if (finite) {
+        half = (uint16_t)((bits + 0x7FFF + (bits >> 16 & 1)) >> 16); /* to nearest, ties to even */
+        uint8_t bytes[2] = {(uint8_t)half, (uint8_t)(half >> 8)};
+        if (widened(bytes) < 0x1p-100f)
+            half = 0;
+    }
+    stored[0] = (uint8_t)half;
+    stored[1] = (uint8_t)(half >> 8);
+    return finite && half != 0;
+}
+
+/* The bytes of so many codes. */
+static inline int64_t code_bytes(int codec, int64_t count)
+{
+    return codec == INT8 ? count : codec == INT2 ? (count + 3) / 4 : (count + 1) / 2;
 }
 
 struct loops {
@@ -389,11 +417,11 @@ struct examination {
 static void regions_of(int codec, int64_t n, int64_t start, int64_t end, int64_t from[2], int64_t size[2])
 {
     bool blocks = codec != FLOAT32 && codec != BFLOAT16;
-    int halves = codec == FLOAT32 ? 8 : codec == BFLOAT16 ? 4 : codec == INT8 ? 2 : 1; /* bytes of two values */
+    int bits = codec == FLOAT32 ? 32 : codec == BFLOAT16 ? 16 : codec == INT8 ? 8 : codec == INT2 ? 2 : 4;
     from[0] = blocks ? 2 * block_count(start) : 0;
     size[0] = blocks ? 2 * block_count(end) - from[0] : 0;
-    from[1] = (blocks ? 2 * block_count(n) : 0) + start * halves / 2;
-    size[1] = (end * halves + 1) / 2 - start * halves / 2;
+    from[1] = (blocks ? 2 * block_count(n) : 0) + start * bits / 8;
+    size[1] = (end * bits + 7) / 8 - start * bits / 8;
 }
 
 static void examine_group(void *context, int64_t number)

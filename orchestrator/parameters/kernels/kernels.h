@@ -6,7 +6,7 @@
 
 #include <stdint.h>
 
-enum { FLOAT32, BFLOAT16, INT8, INT4, E3M0 };
+enum { FLOAT32, BFLOAT16, INT8, INT4, E3M0, INT2 };
 enum { BLOCK_VALUES = 128, CHUNK_VALUES = 4096, INPUTS_MAX = 256 };
 
 /* The values of one piece of one island, n of them, as their codec writes them. */

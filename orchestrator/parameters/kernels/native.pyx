@@ -39,7 +39,7 @@ cdef extern from "kernels.h":
     int kernels_examine(Input, int64_t, float *, double *, uint32_t *, int) nogil
     float kernels_step(const Step *, int) nogil
 
-CODECS = {"float32": 0, "bfloat16": 1, "int8": 2, "int4": 3, "e3m0": 4}
+CODECS = {"float32": 0, "bfloat16": 1, "int8": 2, "int4": 3, "e3m0": 4, "int2": 5}
 INPUT_COUNT_MAX = INPUTS_MAX
 INSTRUCTIONS = kernels_instructions().decode()
 
