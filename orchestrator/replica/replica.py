@@ -46,9 +46,40 @@ from orchestrator.errors import InternalError
 from orchestrator.replica.work import AdoptionRule, FragmentWork, LoadMode, Rebase, Replace, Trained
 
 
-def schedule_step(anchor: ScheduleAnchor, clock: int, tokens_per_schedule_step: int) -> int:
-    """Count in inner steps of every island, at the logical step ``clock``; before any anchor it is the clock."""
-    return anchor.tokens // tokens_per_schedule_step + max(0, clock - anchor.step)
+@dataclass(frozen=True, slots=True)
+class BatchRamp:
+    """The growth of every island's batch: from one of ``parts`` equal parts to all, over so many schedule steps.
+
+    Each part comes after as many tokens as the one before it. A schedule step is an inner step of every island with its
+    whole batch, so the tokens that all islands have trained decide, and islands differ by what they know of that.
+    """
+
+    parts: int = 1
+    steps: int = 1
+
+    def part(self, schedule_step: int) -> int:
+        """Return the number of parts that a batch has at this step of the schedule."""
+        return min(self.parts, 1 + (self.parts - 1) * schedule_step // self.steps)
+
+    def after(self, position: int, step_count: int) -> int:
+        """Return the position after so many inner steps of every island. Positions are in parts of a schedule step."""
+        while step_count > 0:
+            part = self.part(position // self.parts)
+            if part == self.parts:
+                return position + step_count * part
+            grows_at = -(-part * self.steps // (self.parts - 1)) * self.parts
+            taken = min(step_count, -(-(grows_at - position) // part))
+            position, step_count = position + taken * part, step_count - taken
+        return position
+
+
+NO_RAMP = BatchRamp()
+
+
+def schedule_step(anchor: ScheduleAnchor, clock: int, tokens_per_schedule_step: int, ramp: BatchRamp = NO_RAMP) -> int:
+    """Count in whole inner steps of every island, at the logical step ``clock``; before any anchor it counts from 0."""
+    position = anchor.tokens * ramp.parts // tokens_per_schedule_step
+    return ramp.after(position, clock - anchor.step) // ramp.parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +87,12 @@ class ReplicaPolicy:
     """The policy of a replica, from its job.
 
     interval_steps            H: inner steps between two synchronisations of one fragment
-    tokens_per_schedule_step  tokens of an inner step of all islands together
+    tokens_per_schedule_step  tokens of an inner step of all islands together, each with its whole batch
     snapshots_max             offers a fragment whose snapshots are kept between two adoptions (``work.SNAPSHOTS_MAX``);
                               None: all
     exact                     whether offers lose nothing in their codec
     offers_counted            whether offers are numbered through all fragments of the island, or in each
+    ramp                      how the islands' batches grow
     """
 
     fragment_count: int
@@ -70,6 +102,7 @@ class ReplicaPolicy:
     snapshots_max: int | None
     exact: bool = True
     offers_counted: Literal["by island", "by fragment"] = "by island"
+    ramp: BatchRamp = NO_RAMP
 
 
 class Publication(NamedTuple):
@@ -204,7 +237,7 @@ class Replica:
     @property
     def schedule_step(self) -> int:
         """The schedule step of the next inner step."""
-        return schedule_step(self.anchor, self.step, self.policy.tokens_per_schedule_step)
+        return schedule_step(self.anchor, self.step, self.policy.tokens_per_schedule_step, self.policy.ramp)
 
     @property
     def next_step(self) -> tuple[int, float]:

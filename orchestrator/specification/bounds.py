@@ -163,6 +163,8 @@ SequenceCount = Annotated[int, Field(strict=True, ge=1, le=10**6)]
 """Sequences in one batch of one island, or held out; see ``STEP_TOKENS_MAX``."""
 MicrobatchCount = Annotated[int, Field(strict=True, ge=1, le=10**6)]
 """Parts of one batch of one island; as ``SequenceCount``."""
+BatchParts = Annotated[int, Field(strict=True, ge=2, le=64)]
+"""Sizes of a growing batch. A step of each size is compiled."""
 SampleCount = Annotated[int, Field(strict=True, ge=1, le=10**12)]
 """Sequences of a whole training run: of one token each, as many as ``StepCount``."""
 SequenceLength = Annotated[int, Field(strict=True, ge=1, le=2**20)]

@@ -207,6 +207,35 @@ class SynchroniserSection(Section):
     mix_alpha: Ratio = 0.5
     node_groups: NodeGroups = ()
 
+    def overlap_problems(self) -> Iterable[Problem]:
+        if self.overlap_steps >= self.interval_steps:
+            yield Problem(
+                "synchroniser.overlap_steps",
+                f"is {self.overlap_steps}, but must be below interval_steps ({self.interval_steps}).",
+                "Lower it: a fragment must come back before it is due again.",
+            )
+
+    def staleness_problems(self) -> Iterable[Problem]:
+        if self.adoption == "rebase" and self.staleness_max:
+            message = f"is {self.staleness_max} with adoption rebase, with which islands offer late work again: "
+            yield Problem("synchroniser.staleness_max", f"{message}it would count twice.", "Set it to 0.")
+
+    def shard_problems(self) -> Iterable[Problem]:
+        if self.shards > self.fragments:
+            message = f"is {self.shards}, but there are only {self.fragments} fragments to share."
+            yield Problem("synchroniser.shards", message, f"Lower it to at most {self.fragments}, or raise fragments.")
+
+    def shard_group_problems(self) -> Iterable[Problem]:
+        groups, shard_count = self.shard_groups, self.shards
+        if groups and shard_count == 1:
+            message = "are set, but the only shard is the synchroniser's own."
+            yield Problem("synchroniser.shard_groups", message, "Raise synchroniser.shards, or leave them out.")
+        elif len(groups) > shard_count:
+            message = f"are {len(groups)}, but there are only {shard_count} shards to place."
+            yield Problem(
+                "synchroniser.shard_groups", message, f"Name at most {shard_count}, or raise synchroniser.shards."
+            )
+
     def quorum_ratio_of(self, islands_max: int) -> float:
         """Return the part of the training islands that a merge needs, in a job of up to so many islands."""
         if self.quorum_ratio is not None:
