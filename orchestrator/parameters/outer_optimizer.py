@@ -174,7 +174,7 @@ def taken(rule: Rule, gradient: Array, moments: Array) -> tuple[Array, Array]:
             return decrement, after
         case Kind.ADAM:
             fresh = np.stack(((1 - rule.decay) * gradient, (1 - rule.decay_square) * (gradient * gradient)))
-            after = np.float32([[rule.decay], [rule.decay_square]]) * moments
+            after = np.array([[rule.decay], [rule.decay_square]], np.float32) * moments
             after += fresh
             width = np.sqrt(after[1] * rule.scale_square)
             width += rule.epsilon

@@ -207,8 +207,9 @@ def _plan(fleet: Fleet, settings: SyncSettings, standbys: int) -> Plan:
     seconds = _seconds(fleet, goodput)
     per_gap = fleet.parameters * bits_of(settings.codec) / settings.interval_steps / fleet.step_s
     n, codec = float(fleet.parameters), settings.codec
-    outer = {"moments": fleet.outer_moments, "clips": fleet.outer_clips}
-    shard = shard_bytes_per_parameter(fleet.islands, settings.fragments, codec, codec, **outer)
+    shard = shard_bytes_per_parameter(
+        fleet.islands, settings.fragments, codec, codec, moments=fleet.outer_moments, clips=fleet.outer_clips
+    )
     return Plan(
         settings,
         standbys,

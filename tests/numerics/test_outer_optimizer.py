@@ -127,7 +127,7 @@ def test_merges_of_a_fragment_step_as_optax_does_element_by_element(
             mean = {
                 name: 0.25 * jnp.float64(decoded[0][name]) + 0.75 * jnp.float64(decoded[1][name]) for name in SHAPES
             }
-            norm, state = float(optax.global_norm(mean)), outer.state(FragmentId(0))
+            norm, state = float(optax.tree.norm(mean)), outer.state(FragmentId(0))
             assert (state.gradient_norm is None) == (clip_norm is None)
             if clip_norm is not None:
                 assert state.gradient_norm == pytest.approx(norm, rel=1e-6)

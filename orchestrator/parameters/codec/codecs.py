@@ -141,7 +141,8 @@ class BlockCodec:
         codes = np.frombuffer(data, np.uint8, self._code_bytes(value_count), _SCALE_BYTES * block_count)
         if (several := self._codes_a_byte) > 1:
             shifts = np.arange(0, 8, 8 // several, dtype=np.uint8)
-            codes = ((codes[:, None] >> shifts) & ((1 << 8 // several) - 1)).reshape(-1)[:value_count]
+            apart = np.bitwise_and(codes[:, None] >> shifts, (1 << 8 // several) - 1, dtype=np.uint8)
+            codes = apart.reshape(-1)[:value_count]
         blocks = np.zeros((block_count, BLOCK_VALUES), np.float32)
         blocks.reshape(-1)[:value_count] = self._decode_codes(codes)
         blocks *= scales[:, None]
