@@ -33,6 +33,8 @@ from learners.step_watch import StepWatch
 from orchestrator.core.messages import Adopted, Evaluated, Flushed, IslandHoldings, IslandReport, NotEvaluated, Offer
 from orchestrator.core.vocabulary import (
     NO_ANCHOR,
+    NO_RAMP,
+    BatchRamp,
     Epoch,
     FragmentId,
     Incarnation,
@@ -45,10 +47,8 @@ from orchestrator.core.vocabulary import (
 from orchestrator.errors import InternalError, in_words
 from orchestrator.parameters.codec.registry import EXACT, CodecName
 from orchestrator.replica.replica import (
-    NO_RAMP,
     Action,
     AdoptVersion,
-    BatchRamp,
     BoundaryPlan,
     Continuation,
     CutState,

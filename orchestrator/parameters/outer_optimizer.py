@@ -66,12 +66,12 @@ class OuterOptimizer(Protocol):
 
     @property
     def moment_count(self) -> int:
-        """The arrays of its state that have one value for each of the tensor's."""
+        """Return the number of arrays in its state that have a value for each of the tensor's."""
         ...
 
     @property
     def counts_steps(self) -> bool:
-        """Whether the state ends with the number of steps taken."""
+        """Return whether the state ends with the number of steps taken."""
         ...
 
     def rule(self, steps_taken: int) -> Rule:

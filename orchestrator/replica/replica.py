@@ -34,6 +34,8 @@ from typing import Literal, NamedTuple, Self
 from orchestrator.core.messages import Adopted, Drained, Flushed, IslandReport, Offer
 from orchestrator.core.vocabulary import (
     NO_ANCHOR,
+    NO_RAMP,
+    BatchRamp,
     FragmentId,
     MergedOffer,
     ScheduleAnchor,
@@ -44,36 +46,6 @@ from orchestrator.core.vocabulary import (
 )
 from orchestrator.errors import InternalError
 from orchestrator.replica.work import AdoptionRule, FragmentWork, LoadMode, Rebase, Replace, Trained
-
-
-@dataclass(frozen=True, slots=True)
-class BatchRamp:
-    """The growth of every island's batch: from one of ``parts`` equal parts to all, over so many schedule steps.
-
-    Each part comes after as many tokens as the one before it. A schedule step is an inner step of every island with its
-    whole batch, so the tokens that all islands have trained decide, and islands differ by what they know of that.
-    """
-
-    parts: int = 1
-    steps: int = 1
-
-    def part(self, schedule_step: int) -> int:
-        """Return the number of parts that a batch has at this step of the schedule."""
-        return min(self.parts, 1 + (self.parts - 1) * schedule_step // self.steps)
-
-    def after(self, position: int, step_count: int) -> int:
-        """Return the position after so many inner steps of every island. Positions are in parts of a schedule step."""
-        while step_count > 0:
-            part = self.part(position // self.parts)
-            if part == self.parts:
-                return position + step_count * part
-            grows_at = -(-part * self.steps // (self.parts - 1)) * self.parts
-            taken = min(step_count, -(-(grows_at - position) // part))
-            position, step_count = position + taken * part, step_count - taken
-        return position
-
-
-NO_RAMP = BatchRamp()
 
 
 def schedule_step(anchor: ScheduleAnchor, clock: int, tokens_per_schedule_step: int, ramp: BatchRamp = NO_RAMP) -> int:

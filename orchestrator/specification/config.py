@@ -15,9 +15,8 @@ from typing import Annotated, Any, Self
 
 from pydantic import Field, ValidationError, model_validator
 
-from orchestrator.core.vocabulary import IslandId, IslandPlan, JobPolicy, NodeGroupId, quorum_of
+from orchestrator.core.vocabulary import NO_RAMP, BatchRamp, IslandId, IslandPlan, JobPolicy, NodeGroupId, quorum_of
 from orchestrator.errors import ConfigurationError, InvalidJobSpec, Problem
-from orchestrator.replica.replica import NO_RAMP, BatchRamp
 from orchestrator.specification import device_mesh, documents, policy_source, training_sections
 from orchestrator.specification.bounds import (
     BUDGET_TOKENS_MAX,
@@ -550,6 +549,11 @@ def _budget_problems(job: JobSpec) -> Iterable[Problem]:
         yield Problem("budget.steps", message, "Lower it.")
 
 
+def _synchroniser_problems(job: JobSpec) -> Iterable[Problem]:
+    for rule in ("overlap_problems", "staleness_problems", "shard_problems", "shard_group_problems"):
+        yield from collected(getattr(job.synchroniser, rule)())
+
+
 def _trainer_problems(job: JobSpec) -> Iterable[Problem]:
     yield from training_sections.framework_problems(job.trainer, job.model, job.training, job.islands, job.trainable)
     fragments, parameters = job.synchroniser.fragments, job.synthetic.parameters
@@ -570,8 +574,6 @@ RULES: tuple[Callable[[JobSpec], Iterable[Problem]], ...] = (
     _begin_token_problems,
     _island_problems,
     _quorum_problems,
-    lambda job: job.synchroniser.shard_problems(),
-    lambda job: job.synchroniser.shard_group_problems(),
     _slot_problems,
     _accumulation_problems,
     _batch_size_problems,
@@ -584,8 +586,7 @@ RULES: tuple[Callable[[JobSpec], Iterable[Problem]], ...] = (
     _evaluating_accelerator_problems,
     _evaluating_adoption_problems,
     _measuring_island_problems,
-    lambda job: job.synchroniser.staleness_problems(),
-    lambda job: job.synchroniser.overlap_problems(),
+    _synchroniser_problems,
 )
 """Each reads what it needs, and reports nothing if that is invalid."""
 ENTRY_RULES: tuple[Callable[[JobSpec, int], Iterable[Problem]], ...] = (

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.core.vocabulary import NO_ANCHOR, ScheduleAnchor
-from orchestrator.replica.replica import BatchRamp, schedule_step
+from orchestrator.core.vocabulary import NO_ANCHOR, BatchRamp, ScheduleAnchor
+from orchestrator.replica.replica import schedule_step
 
 
 def test_before_any_anchor_it_is_the_clock_and_then_the_clock_since_the_anchor() -> None:
