@@ -12,8 +12,9 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 KERNELS = Path("orchestrator", "parameters", "kernels")
-COMPILER_FLAGS = ["-std=c11", "-O3", "-g0", "-ffp-contract=off", "-pthread", "-Wall", "-Wno-psabi"]
-"""Without contraction to fused multiply-adds, which would give other bits where a processor has them."""
+COMPILER_FLAGS = ["-std=c11", "-O3", "-g0", "-ffp-contract=off", "-fno-math-errno", "-pthread", "-Wall", "-Wno-psabi"]
+"""Without contraction to fused multiply-adds, which would give other bits where a processor has them. Square roots set no
+errno, so that they are computed several at a time; each is still the one of IEEE 754."""
 
 
 class KernelsHook(BuildHookInterface[Any]):

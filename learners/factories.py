@@ -153,6 +153,7 @@ def loop_plan(spec: IslandSpec, fragments: tuple[tuple[str, ...], ...], rank: in
         adoption=sync.adoption,
         mix_alpha=sync.mix_alpha,
         tokens_per_schedule_step=spec.job.tokens_per_schedule_step,
+        ramp=spec.job.batch_ramp,
         codec=sync.wire.up,
         rank=rank,
         step_limits=StepLimits(recovery.step_limit_s, recovery.step_limit_ratio, recovery.first_step_limit_s),

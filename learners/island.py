@@ -405,8 +405,8 @@ class Island:
             if rank is not None:
                 assert self._listening is not None
                 lines = link.admitted(self._listening, rank.size, rank.key)
-                count, tokens = spec.job.synchroniser.fragments, spec.tokens_per_step
-                self._leader = Leader(lines, count, tokens, self._outbox.put, self._end_with)
+                count, tokens_of = spec.job.synchroniser.fragments, spec.tokens_of
+                self._leader = Leader(lines, count, tokens_of, self._outbox.put, self._end_with)
             trainer, plan, device_count = self._build(spec, shard_index, shard_count, rank)
             if self._leader is not None:
                 device_count += self._leader.device_count()

@@ -82,8 +82,13 @@ class IslandSpec:
 
     @property
     def tokens_per_step(self) -> int:
-        """Tokens of an inner step of this island."""
+        """Tokens of an inner step of this island with a whole batch."""
         return self.batch_size * self.job.data.sequence_length
+
+    def tokens_of(self, schedule_step: int) -> int:
+        """Return the tokens of an inner step of this island at this step of the schedule."""
+        ramp = self.job.batch_ramp
+        return self.tokens_per_step * ramp.part(schedule_step) // ramp.parts
 
     @property
     def process_count(self) -> int:

@@ -85,7 +85,7 @@ class JaxTrainer:
         self._optimizer = optimizers.build(self._inner, built.roles)
         self._devices = jax.devices() if spec.process_count > 1 else jax.local_devices()
         self._mesh = mesh.of_island(spec, self._devices)
-        self._batch_sharding = mesh.batch_sharding(self._mesh, spec.batch_size)
+        self._ramp = spec.job.batch_ramp
         self._makers: dict[str, Any] = {}
         self._to_host = ThreadPoolExecutor(1, "to-host")
         factory = self._inner.factory
@@ -97,7 +97,7 @@ class JaxTrainer:
             measures_slope=factory is not None,
         )
         self._descent = DescentCheck(factory, self._horizon_steps) if factory is not None else None
-        self._step: Callable[..., tuple[dict[str, jax.Array], Any, jax.Array, jax.Array]] | None = None
+        self._steps: dict[int, Callable[..., tuple[dict[str, jax.Array], Any, jax.Array, jax.Array]]] = {}
         self._loss: Any = None
         self._parameters: dict[str, jax.Array] = {}
         self._state: Any = None
@@ -124,7 +124,8 @@ class JaxTrainer:
         return taken({name: self._made_on_host(name) for name in {piece_named(n).tensor for n in names}}, names)
 
     def warm_up(self) -> None:
-        """Compile the step and run it once on zeros, because the first run loads libraries and starts threads.
+        """Compile the step, for each size that a growing batch has, and run it once on zeros, because the first run loads
+        libraries and starts threads.
 
         This comes before anything is allocated, so the devices never hold more than a step needs. The text is read at the
         same time: XLA compiles without Python's lock. On CPU the heap grows now to the size that later steps need
@@ -134,7 +135,8 @@ class JaxTrainer:
             batch = beside.submit(self._batch)
             with compilation_cache.exclusive():
                 compiled = self._compiled_step()
-            self._step = compiled
+                self._steps = {part: self._compiled_step(part) for part in range(1, self._ramp.parts)}
+            self._steps[self._ramp.parts] = compiled
             if self._devices[0].platform == "cpu" and not self._spec.returns:
                 _grow_heap(compiled)
             zeros = jax.jit(
@@ -154,12 +156,15 @@ class JaxTrainer:
     @property
     def program(self) -> Callable[..., tuple[dict[str, jax.Array], Any, jax.Array, jax.Array]]:
         """The compiled inner step of parameters, state, ``on_devices(batch)`` and scale. It consumes the first two."""
-        step, frozen = self._step or self._traced, self._frozen
+        return self._program(self._ramp.parts)
+
+    def _program(self, part: int) -> Callable[..., tuple[dict[str, jax.Array], Any, jax.Array, jax.Array]]:
+        step, frozen = self._steps.get(part, self._traced), self._frozen
         return (lambda *arguments: step(*arguments, frozen)) if frozen else step
 
     def on_devices(self, tokens: np.ndarray | Batch) -> Any:
         """Put a batch on the devices as ``program`` expects it."""
-        return self._placed_batch(tokens, self._batch_sharding)
+        return self._placed_batch(tokens, mesh.batch_sharding(self._mesh, len(Batch.of(tokens).targets)))
 
     @staticmethod
     def _placed_batch(tokens: np.ndarray | Batch, sharding: NamedSharding) -> Any:
@@ -180,9 +185,11 @@ class JaxTrainer:
 
     def step(self, schedule_step: int, lr_ratio: float = 1.0) -> StepResult:
         self._allocate()
-        batch = self.on_devices(self._batch())
+        part = self._ramp.part(schedule_step)
+        count = self._batch_shape(part)[0]
+        batch = self.on_devices(jax.tree.map(lambda rows: rows[:count], self._batch()))
         scale = np.float32(lr_ratio * optimizer_settings.update_scale(self._inner, self._horizon_steps, schedule_step))
-        self._parameters, self._state, loss, slope = self.program(self._parameters, self._state, batch, scale)
+        self._parameters, self._state, loss, slope = self._program(part)(self._parameters, self._state, batch, scale)
         self._cursor += 1
         self._batch()  # draw the next batch while the devices work
         if self._descent is not None:
@@ -433,21 +440,25 @@ class JaxTrainer:
 
         return on_mesh
 
-    def trace(self) -> Any:
-        """Lower the inner step for XLA, which reveals what a model cannot do. Nothing is compiled or allocated."""
-        tokens: Any = jax.ShapeDtypeStruct(self._batch_shape, np.int32, sharding=self._batch_sharding)
+    def trace(self, part: int | None = None) -> Any:
+        """Lower the inner step for XLA, which reveals what a model cannot do. Nothing is compiled or allocated.
+
+        ``part`` is that of a growing batch; all of it if absent.
+        """
+        shape = self._batch_shape(self._ramp.parts if part is None else part)
+        sharding = mesh.batch_sharding(self._mesh, shape[0])
+        tokens: Any = jax.ShapeDtypeStruct(shape, np.int32, sharding=sharding)
         if self._spec.job.data.has_conversations:
-            weights = jax.ShapeDtypeStruct(self._batch_shape, np.float32, sharding=self._batch_sharding)
+            weights = jax.ShapeDtypeStruct(shape, np.float32, sharding=sharding)
             tokens = Batch(tokens, weights, tokens, tokens)
         frozen = (self._abstract_frozen,) if self._abstract_frozen else ()
         return self._traced.lower(*self._abstract, tokens, jax.ShapeDtypeStruct((), np.float32), *frozen)
 
-    def _compiled_step(self) -> Any:
-        return self.trace().compile()
+    def _compiled_step(self, part: int | None = None) -> Any:
+        return self.trace(part).compile()
 
-    @property
-    def _batch_shape(self) -> tuple[int, int]:
-        return self._spec.batch_size, self._spec.job.data.sequence_length + 1
+    def _batch_shape(self, part: int) -> tuple[int, int]:
+        return self._spec.batch_size * part // self._ramp.parts, self._spec.job.data.sequence_length + 1
 
     def _allocate(self) -> None:
         """Put parameters and optimizer state on the devices, unless they are there. The evaluator never needs this."""

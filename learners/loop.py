@@ -30,17 +30,11 @@ from learners.island_arrays import ArraysPlan, Arrival, HeldPieces, IslandArrays
 from learners.outbox import Outbox
 from learners.state_transfer import Exports, FetchedState
 from learners.step_watch import StepWatch
-from orchestrator.core.messages import (
-    Adopted,
-    Evaluated,
-    Flushed,
-    IslandHoldings,
-    IslandReport,
-    NotEvaluated,
-    Offer,
-)
+from orchestrator.core.messages import Adopted, Evaluated, Flushed, IslandHoldings, IslandReport, NotEvaluated, Offer
 from orchestrator.core.vocabulary import (
     NO_ANCHOR,
+    NO_RAMP,
+    BatchRamp,
     Epoch,
     FragmentId,
     Incarnation,
@@ -98,6 +92,7 @@ class LoopPlan:
     codec: CodecName = EXACT
     rank: int | None = None
     step_limits: StepLimits = UNWATCHED
+    ramp: BatchRamp = NO_RAMP
     tokens_per_schedule_step: int = field(kw_only=True)
 
     @property
@@ -113,6 +108,7 @@ class LoopPlan:
             tokens_per_schedule_step=self.tokens_per_schedule_step,
             snapshots_max=SNAPSHOTS_MAX[self.adoption],
             exact=self.codec == EXACT,
+            ramp=self.ramp,
         )
 
 
@@ -139,8 +135,9 @@ class Decided:
 class Group(Protocol):
     """The other processes of an island of several hosts, as its loop uses them (``learners.group.leader``)."""
 
-    tokens_per_step: int
-    """The tokens of an inner step of the island. They are known in advance: a boundary is decided during the step before."""
+    def tokens_of(self, schedule_step: int) -> int:
+        """Return the tokens of an inner step. They are known before: a boundary is decided during the step before."""
+        ...
 
     def order(self, decided: Decided) -> None:
         """Have every process carry this out at the next boundary, and take the step after it."""
@@ -448,7 +445,7 @@ class IslandLoop:
             if steps and self._group is not None:
                 # decide the next boundary now, as if the step were done; the message to the others travels meanwhile
                 with self._changed:
-                    self._replica.step_taken(self._group.tokens_per_step)
+                    self._replica.step_taken(self._group.tokens_of(decided.schedule_step))
                 self._decided = self._decide()
         if steps:
             self._step(decided.schedule_step, decided.lr_ratio)
@@ -498,8 +495,8 @@ class IslandLoop:
         if self._group is None:
             with self._changed:
                 self._replica.step_taken(result.token_count)
-        elif result.token_count != self._group.tokens_per_step:
-            raise InternalError(detail=f"a step had {result.token_count} tokens, not {self._group.tokens_per_step}.")
+        elif result.token_count != (stated := self._group.tokens_of(schedule_step)):
+            raise InternalError(detail=f"a step had {result.token_count} tokens, not {stated}.")
         gap = 0.0 if self._last_step_end is None else ended - self._last_step_end
         self._last_step_end = ended
         self._odometer.count(ended - began, gap)

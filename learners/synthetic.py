@@ -47,7 +47,7 @@ class SyntheticTrainer:
         self._shapes = _shapes(section.parameters, spec.job.synchroniser.fragments)
         self._seed, self._shard_index, self._shard_count = spec.job.seed, shard_index, shard_count
         self._resumptions = spec.resumptions
-        self._batch_size, self._tokens_per_step = spec.batch_size, spec.tokens_per_step
+        self._batch_size, self._tokens_per_step, self._tokens_of = spec.batch_size, spec.tokens_per_step, spec.tokens_of
         self._target = self._random(1)
         self._parameters = self._random(0)
         self._process_count = spec.process_count
@@ -87,8 +87,9 @@ class SyntheticTrainer:
             self._parameters[name] = moved.astype(np.float32, copy=False)
         self._steps += 1
         self._cursor += 1
-        self._wait(generator.uniform(-1, 1))
-        return StepResult(token_count=self._tokens_per_step, loss=self._loss({name: self._parameters[name]}))
+        tokens = self._tokens_of(schedule_step)
+        self._wait(generator.uniform(-1, 1), tokens / self._tokens_per_step)
+        return StepResult(token_count=tokens, loss=self._loss({name: self._parameters[name]}))
 
     def held(self, piece: str) -> HeldPart:
         named = piece_named(piece)
@@ -161,10 +162,10 @@ class SyntheticTrainer:
         distance = squares / sum(array.size for array in arrays.values())
         return LOSS_LAST + (LOSS_FIRST - LOSS_LAST) * distance / 2  # two standard normals are √2 apart
 
-    def _wait(self, jitter: float) -> None:
+    def _wait(self, jitter: float, batch_ratio: float) -> None:
         """Sleep until the step's deadline: one step after the last, unless that has long passed."""
         now = time.monotonic()
-        length = self._step_s * (1 + self._jitter * jitter)
+        length = self._step_s * (1 + self._jitter * jitter) * batch_ratio
         self._deadline += length
         if not now <= self._deadline <= now + length:
             self._deadline = now + (length if self._deadline > now else 0)

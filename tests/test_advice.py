@@ -84,6 +84,13 @@ def test_the_papers_momentum_is_said_of_jobs_that_are_too_short_for_it() -> None
     assert found(synchroniser={"outer_optimizer": {"kind": "sgd", "lr": 0.7, "momentum": 0.9}}) == ()
 
 
+def test_an_outer_rate_of_descent_is_said_to_be_long_for_adam() -> None:
+    assert paths(found(synchroniser={"outer_optimizer": {"kind": "adam", "lr": 0.5}})) == [
+        "synchroniser.outer_optimizer.lr"
+    ]
+    assert found(synchroniser={"outer_optimizer": {"kind": "adam"}}) == ()
+
+
 def test_a_decay_that_begins_within_the_warm_up_is_said() -> None:
     wsd = {"schedule": "wsd", "decay_ratio": 0.8, "warmup_steps": 300}
     assert paths(found(training={"inner_optimizer": wsd})) == ["training.inner_optimizer.decay_ratio"]

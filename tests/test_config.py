@@ -167,6 +167,67 @@ def test_a_batch_that_cannot_be_cut_into_its_parts_is_refused_with_what_can() ->
     assert "batch of 9" in found["islands.1.accumulation"]
 
 
+def test_tokens_per_step_are_shared_by_all_islands_as_their_batches() -> None:
+    document = {**SMALLEST, "islands": [{"node_group": "a", "count": 3}, {"node_group": "b"}], "budget": {"steps": 10}}
+    document |= {"data": {"sequence_length": 64}, "training": {"tokens_per_step": 64 * 4 * 6}}
+    job = parse_job(document)
+    assert (job.training.batch_size, job.tokens_per_schedule_step, job.token_budget) == (6, 64 * 24, 64 * 240)
+    assert parse_job(job.model_dump(mode="json")) == job
+    islands = [{"node_group": "a", "count": 4, "batch_size": 5}]
+    assert (
+        "is 5, but training.tokens_per_step gives each island 6"
+        in problems({**document, "islands": islands}).popitem()[1]
+    )
+    uneven = problems({**document, "training": {"tokens_per_step": 1000}})["training.tokens_per_step"]
+    assert "is 1,000, which 4 islands cannot share evenly in sequences of 64 tokens" in uneven
+    assert "Set it to a multiple of 256, such as 768 or 1,024" in uneven
+    both = {**document, "training": {"tokens_per_step": 64 * 24, "batch_size": 8}}
+    assert set(problems(both)) == {"training.batch_size"}
+
+
+@pytest.mark.parametrize(
+    ("training", "path", "words"),
+    [
+        (
+            {"batch_ramp": {"parts": 4, "tokens": 10**6}},
+            "training.batch_ramp.tokens",
+            "before its batch is whole. Lower it",
+        ),
+        ({"batch_ramp": {"parts": 3, "tokens": 9}}, "training.batch_ramp.parts", "(the nearest are 6 and 9)"),
+        ({"batch_ramp": {"parts": 4, "tokens": 9}, "accumulation": 4}, "training.batch_ramp.parts", "multiple of 16"),
+        ({"batch_ramp": {"parts": 1, "tokens": 9}}, "training.batch_ramp.parts", "at least 2"),
+        ({"batch_ramp": {"parts": 4}}, "training.batch_ramp.tokens", "missing"),
+    ],
+)
+def test_a_batch_ramp_that_cannot_be_is_refused(training: dict[str, Any], path: str, words: str) -> None:
+    document = {**SMALLEST, "budget": {"tokens": 10**5}, "training": training}
+    assert words in problems(document)[path]
+
+
+def test_a_batch_ramp_is_of_the_built_in_trainer() -> None:
+    document = {**SMALLEST, "budget": {"tokens": 10**5}, "training": {"batch_ramp": {"parts": 2, "tokens": 9}}}
+    assert "always trains whole batches" in problems({**document, "trainer": "a.b:c"})["training.batch_ramp"]
+
+
+@pytest.mark.parametrize(
+    ("outer", "field", "words"),
+    [
+        ({"kind": "adamm"}, "kind", "Did you mean adam?"),
+        ({"kind": "lion"}, "kind", "must be one of nesterov, momentum, sgd, adam"),
+        ({"kind": "adam", "beta1": 1.0}, "beta1", "must be below 1"),
+        ({"kind": "adam", "beta2": -0.5}, "beta2", "must be at least 0"),
+        ({"kind": "adam", "epsilon": 0.0}, "epsilon", "must be at least 1e-15"),
+        ({"clip_norm": 0.0}, "clip_norm", "is 0.0, but must be at least 1e-09"),
+        ({"clip_norm": -1.0}, "clip_norm", "is -1.0, but must be at least 1e-09"),
+        ({"b1": 0.9}, "b1", "Did you mean beta1?"),
+    ],
+)
+def test_an_outer_optimizer_that_makes_no_sense_is_refused(outer: dict[str, Any], field: str, words: str) -> None:
+    found = problems({**SMALLEST, "synchroniser": {"outer_optimizer": outer}})
+    assert set(found) == {f"synchroniser.outer_optimizer.{field}"}
+    assert words in found[f"synchroniser.outer_optimizer.{field}"]
+
+
 @pytest.mark.parametrize(
     ("section", "path"),
     [

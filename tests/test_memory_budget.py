@@ -72,6 +72,9 @@ def test_more_islands_wider_codecs_staler_bases_and_fewer_fragments_need_more(co
     assert shard_bytes_per_parameter(4, 12, narrow, "int4") > least
     assert shard_bytes_per_parameter(4, 24, narrow, "int4", staleness_max=1) > least + 11
     assert shard_bytes_per_parameter(4, 24, narrow, "float32") < least
+    assert shard_bytes_per_parameter(4, 24, narrow, "int4", moments=0) < least - 4
+    assert shard_bytes_per_parameter(4, 24, narrow, "int4", moments=2) > least + 4
+    assert shard_bytes_per_parameter(4, 24, narrow, "int4", clips=True) > least
 
 
 def test_a_job_that_fits_is_not_refused() -> None:

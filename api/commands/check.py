@@ -216,6 +216,8 @@ def _facts(spec: JobSpec, result: Mapping[str, Any]) -> dict[str, Any]:
         "steps": spec.horizon_steps,
         "batches": {name: spec.batch_size_of(entry) for name, entry in spec.island_sections().items()},
         "sequence_length": spec.data.sequence_length,
+        "tokens_per_step": spec.tokens_per_schedule_step,
+        "batch_ramp": spec.training.batch_ramp and spec.training.batch_ramp.model_dump(),
         "optimizer": {"kind": inner.factory or inner.kind, "lr": inner.lr, "warmup_steps": inner.warmup_steps},
         "synchroniser": {
             "interval_steps": sync.interval_steps,
@@ -237,10 +239,25 @@ def _model_name(spec: JobSpec) -> str:
     return section.factory or section.preset
 
 
+def _outer_words(outer: Mapping[str, Any]) -> str:
+    own = {"sgd": (), "adam": ("beta1", "beta2", "epsilon")}.get(outer["kind"], ("momentum",))
+    numbers = (f"{name} {outer[name]:g}" for name in ("lr", *own))
+    clip = "" if outer["clip_norm"] is None else f", clipped to a norm of {outer['clip_norm']:g}"
+    return f"outer {outer['kind']} {' '.join(numbers)}{clip}"
+
+
+def _batch_words(facts: Mapping[str, Any]) -> str:
+    batches, ramp = sorted(set(facts["batches"].values())), facts["batch_ramp"]
+    words = f"{' or '.join(map(str, batches))} sequences of {facts['sequence_length']:,} tokens"
+    words += f"; {facts['tokens_per_step']:,} tokens in a step of all islands"
+    if ramp is not None:
+        words += f", from 1/{ramp['parts']} of that over the first {ramp['tokens']:,} tokens"
+    return words
+
+
 def _lines(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
     model, sync, optimizer, data = (facts[name] for name in ("model", "synchroniser", "optimizer", "data"))
-    islands, batches = facts["islands"], sorted(set(facts["batches"].values()))
-    outer = sync["outer_optimizer"]
+    islands = facts["islands"]
     least, most = model["fragment_parameters_min"], model["fragment_parameters_max"]
     sizes = f"{least:,}" if least == most else f"{least:,} to {most:,}"
     lines = [
@@ -257,9 +274,9 @@ def _lines(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
             "synchroniser",
             f"every {sync['interval_steps']:,} steps (H), {sync['fragments']:,} fragments (P), overlap "
             f"{sync['overlap_steps']:,}, quorum {sync['quorum']:,} of {len(islands)}, {sync['wire']['up']} up, "
-            f"{sync['wire']['down']} down, outer {outer['kind']} lr {outer['lr']:g} momentum {outer['momentum']:g}",
+            f"{sync['wire']['down']} down, {_outer_words(sync['outer_optimizer'])}",
         ),
-        ("batch", f"{' or '.join(map(str, batches))} sequences of {facts['sequence_length']:,} tokens"),
+        ("batch", _batch_words(facts)),
     ]
     if data is not None:
         lines += [

@@ -42,11 +42,11 @@ class Leader:
         self,
         lines: Mapping[int, Line],
         fragment_count: int,
-        tokens_per_step: int,
+        tokens_of: Callable[[int], int],
         failed: Callable[[Broken], None],
         lost: Callable[[str], None],
     ) -> None:
-        self.tokens_per_step = tokens_per_step
+        self._tokens_of = tokens_of
         self._lines, self._failed, self._lost = dict(lines), failed, lost
         self._changed = threading.Condition()
         self._prepared: dict[int, Prepared] = {}
@@ -63,6 +63,9 @@ class Leader:
             threading.Thread(target=self._receive, args=(rank, line), name=f"rank-{rank}", daemon=True).start()
 
     # ── the loop's group (``learners.loop.Group``) ────────────────────────────────────────────────────────────────
+
+    def tokens_of(self, schedule_step: int) -> int:
+        return self._tokens_of(schedule_step)
 
     def order(self, decided: Decided) -> None:
         steps = decided.plan.continuation is Continuation.STEP

@@ -233,7 +233,8 @@ class MergeCompleted:
 
     True only once the merge would survive the synchroniser's death. Tapes of builds without a journal know no base.
     ``journal_seconds`` is the part of ``merge_seconds`` that this took; None where nobody measured it: in simulations, on
-    older tapes, and where only the journal knew of the merge.
+    older tapes, and where only the journal knew of the merge. ``gradient_norm`` is the norm of the fragment's outer gradient
+    before it was clipped; None in jobs without a limit, and where nothing was computed.
     """
 
     at: Instant
@@ -243,6 +244,7 @@ class MergeCompleted:
     merge_seconds: Duration
     base_digest: str = ""
     journal_seconds: Duration | None = None
+    gradient_norm: float | None = field(default=None, metadata=UNWRITTEN_DEFAULT)
 
 
 @dataclass(frozen=True, slots=True)

@@ -257,6 +257,36 @@ NO_ANCHOR = ScheduleAnchor()
 """No anchor is known, as on older tapes: the learning-rate schedule goes by the logical clock."""
 
 
+@dataclass(frozen=True, slots=True)
+class BatchRamp:
+    """The growth of every island's batch: from one of ``parts`` equal parts to all, over so many schedule steps.
+
+    Each part comes after as many tokens as the one before it. A schedule step is an inner step of every island with its
+    whole batch, so the tokens that all islands have trained decide, and islands differ by what they know of that.
+    """
+
+    parts: int = 1
+    steps: int = 1
+
+    def part(self, schedule_step: int) -> int:
+        """Return the number of parts that a batch has at this step of the schedule."""
+        return min(self.parts, 1 + (self.parts - 1) * schedule_step // self.steps)
+
+    def after(self, position: int, step_count: int) -> int:
+        """Return the position after so many inner steps of every island. Positions are in parts of a schedule step."""
+        while step_count > 0:
+            part = self.part(position // self.parts)
+            if part == self.parts:
+                return position + step_count * part
+            grows_at = -(-part * self.steps // (self.parts - 1)) * self.parts
+            taken = min(step_count, -(-(grows_at - position) // part))
+            position, step_count = position + taken * part, step_count - taken
+        return position
+
+
+NO_RAMP = BatchRamp()
+
+
 def payload_id(island: IslandId, incarnation: Incarnation, fragment: FragmentId, offer: int) -> PayloadId:
     """The idempotent name of a contribution: the same offer sent twice has the same name."""
     return PayloadId(f"{island}.{incarnation}.{fragment}.{offer}")

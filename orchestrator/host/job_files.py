@@ -534,7 +534,13 @@ def _completed(facts: Facts, state: JobState) -> Undated:
     if state.rollback is not None and state.rounds[facts.fragment].restoring:
         return _restoring(facts, state.rollback.checkpoint)
     return lambda at: events.MergeCompleted(
-        at, FragmentId(facts.fragment), facts.version, facts.digest, facts.merge_seconds, facts.base_digest
+        at,
+        FragmentId(facts.fragment),
+        facts.version,
+        facts.digest,
+        facts.merge_seconds,
+        facts.base_digest,
+        gradient_norm=facts.gradient_norm,
     )
 
 

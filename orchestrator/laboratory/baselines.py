@@ -127,6 +127,11 @@ def _data_parallel(spec: JobSpec) -> Iterator[Advance]:
                 detail=f"islands.{index}.batch_size is {section.batch_size}, but the data-parallel baseline splits each "
                 "batch evenly. Leave it out, or compare without data-parallel."
             )
+    if spec.training.batch_ramp is not None:
+        raise ConfigurationError(
+            detail="training.batch_ramp is set, but the data-parallel baseline trains whole batches. "
+            "Leave it out, or compare without data-parallel."
+        )
     plain = spec.model_dump(mode="json") | {"roots": EVERYTHING}
     count = spec.island_count
     wide = {**plain, "islands": plain["islands"][:1], "training": {**plain["training"]}}

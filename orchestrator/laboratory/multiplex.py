@@ -99,6 +99,7 @@ class MultiplexedJob:
             mix_alpha=spec.synchroniser.mix_alpha,
             report_every_s=0.0,
             tokens_per_schedule_step=spec.tokens_per_schedule_step,
+            ramp=spec.batch_ramp,
             codec=spec.synchroniser.wire.up,
         )
         self._islands: dict[IslandId, _Island] = {}

@@ -130,6 +130,10 @@ def _problems(policy: JobPolicy, spec: JobSpec) -> Iterator[Problem]:
         if spec.batch_size_of(section) != spec.training.batch_size:
             message = f"is {section.batch_size}, but all steps of a tape must have the same size."
             yield Problem(f"islands.{index}.batch_size", message, "Leave it out.")
+    if spec.training.batch_ramp is not None:
+        yield Problem(
+            "training.batch_ramp", "is set, but all steps of a tape must have the same size.", "Leave it out."
+        )
     if not spec.trainer.is_built_in:
         yield Problem("trainer", f"is {spec.trainer.factory}, which trains no model.", "Leave it out.")
 

@@ -14,7 +14,8 @@ An entry is one merge, either complete or recognisably not:
 
    prefix      magic "atollj3\\n", sizes of header (u32) and body (u64), CRC-32C of prefix and header
    header      JSON: fragment, version, step, epoch, digest, base_digest, contributors, merge_seconds, roles, the outer
-               learning rate's ratio; the kind of the body, and the sizes of its payloads
+               learning rate's ratio, the outer gradient's norm if it has a limit; the kind of the body, and the sizes of its
+               payloads
    body        payloads of ``wire_format``, each with its own checksum: Θ, μ and the residue of the fragment
                (``state``), each contributor's displacement (``inputs``), or their average by which the merge stepped
                (``outer_gradient``)
@@ -122,8 +123,9 @@ def unrecorded_merges(
 class Facts:
     """The facts of a merge, besides its tensors. ``contributors`` are (island, weight), in the order of the merge.
 
-    ``roles`` are those of the fragment's tensors whose names do not show them. Entries of builds without a schedule of
-    the outer learning rate have no ``outer_lr_ratio``.
+    ``roles`` are those of the fragment's tensors whose names do not show them. ``gradient_norm`` is that of the outer
+    gradient before it was clipped, None without a limit. Entries of earlier builds have no ``outer_lr_ratio``, then 1, or no
+    ``gradient_norm``.
     """
 
     fragment: FragmentId
@@ -136,6 +138,7 @@ class Facts:
     merge_seconds: float
     roles: tuple[RoleRow, ...] = ()
     outer_lr_ratio: float = 1.0
+    gradient_norm: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,7 +272,7 @@ def _cut(body: memoryview, sizes: Sequence[int]) -> list[memoryview]:
 
 
 def _facts(document: dict[str, Any]) -> Facts:
-    document = {"outer_lr_ratio": 1.0, **document}
+    document = {"outer_lr_ratio": 1.0, "gradient_norm": None, **document}
     try:
         values = {field.name: document[field.name] for field in fields(Facts)}
     except KeyError as error:

@@ -117,7 +117,7 @@ class JournaledStore:
         """Journal the fragment's current state, or ``content``, which led to it from the version before."""
         state = self.outer.state(fragment)
         merge, result = (fragment, state.version, step, epoch), (state.digest, base, contributors, seconds)
-        facts = Facts(*merge, *result, rows_of(state.roles), outer_lr_ratio)
+        facts = Facts(*merge, *result, rows_of(state.roles), outer_lr_ratio, state.gradient_norm)
         entry = state if content is None else content
         since = 0 if content is None else self._merges_since_state[fragment] + 1
         began = self._clock()

@@ -17,6 +17,11 @@ The outer gradient is an average of the islands' displacements. Both averages kn
 ⟨Δ_i, Δ_j⟩ (all that the radial average needs of the arrays), M coefficients from it, and one weighted sum. The first and the
 last are ``kernels``; the second is here.
 
+A limit of the outer gradient's norm needs the average before the step. ‖Δ‖ is over all pieces of the fragment, so it is the
+same whichever shard has the fragment; fragments merge at different times, so there is no norm over all of them.
+
+   Δ ← Δ · min(1, clip/‖Δ‖)
+
 Nothing here knows who contributed, how weights were computed, what a payload is, or where the result goes.
 
 Source: Decoupled DiLoCo, arXiv:2604.21428 (outer gradient anchored at the synchroniser's current Θ; momentum per fragment;
@@ -41,7 +46,7 @@ from orchestrator.parameters import kernels, outer_optimizer
 from orchestrator.parameters.codec.registry import EXACT, CodecName
 from orchestrator.parameters.fragment_map import FragmentMap
 from orchestrator.parameters.kernels import Encoded
-from orchestrator.parameters.outer_optimizer import OuterOptimizer
+from orchestrator.parameters.outer_optimizer import OuterOptimizer, Sgd
 from orchestrator.parameters.pieces import BY_NAME, Role, Roles, piece_named, role_of
 from orchestrator.parameters.tensors import Array, Tensors, digest, raw_bytes, shapes
 from orchestrator.parameters.validation import check_magnitude, check_numbers
@@ -100,7 +105,8 @@ class FragmentState:
 
     The arrays are read-only; ``digest`` identifies the parameters bit for bit. ``roles`` are those of tensors whose names do
     not show them. ``residue`` is what updates so far lost in their codec, empty if nothing;
-    ``update`` is the encoded difference from the version before, if one was made.
+    ``update`` is the encoded difference from the version before, if one was made. ``gradient_norm`` is ‖Δ‖ before
+    it was clipped, if there is a limit.
     """
 
     version: Version
@@ -110,9 +116,10 @@ class FragmentState:
     roles: Roles = field(default_factory=dict)
     residue: Tensors = field(default_factory=dict)
     update: EncodedTensors | None = field(default=None, compare=False)
+    gradient_norm: float | None = field(default=None, compare=False)
 
     def arrays(self) -> tuple[Tensors, Tensors, Tensors]:
-        """Return Θ, μ and the residue, which the next merge needs."""
+        """Return Θ, the optimizer's state and the residue, which the next merge needs."""
         return self.parameters, self.momentum, self.residue
 
 
@@ -143,19 +150,22 @@ class Settings(Protocol):
 class OuterStep:
     """The settings of a merge: the average of displacements, the optimizer, and the codec of updates.
 
-    Displacements from the ``staleness_max`` versions before the current one can be merged, too.
+    Displacements from the ``staleness_max`` versions before the current one can be merged, too. ``clip_norm`` limits the
+    norm of a fragment's outer gradient.
     """
 
     averaging: Averaging
     optimizer: OuterOptimizer
     update_codec: CodecName = EXACT
     staleness_max: int = 0
+    clip_norm: float | None = None
 
     @classmethod
     def of(cls, settings: Settings) -> OuterStep:
         """Return the outer step that a job specification asks for."""
-        optimizer = outer_optimizer.of(settings.outer_optimizer)
-        return cls(Averaging(settings.averaging), optimizer, settings.wire.down, settings.staleness_max)
+        own = settings.outer_optimizer
+        optimizer, averaging = outer_optimizer.of(own), Averaging(settings.averaging)
+        return cls(averaging, optimizer, settings.wire.down, settings.staleness_max, own.clip_norm)
 
 
 class OuterState:
@@ -255,6 +265,12 @@ class OuterState:
         weights = [weight for _, weight in inputs]
         _validate(fragment, before, [displacement for displacement, _ in inputs], weights)
         step = replace(self._step, optimizer=outer_optimizer.slowed(self._step.optimizer, lr_ratio))
+        gradient_norm, clip_ratio = None, 1.0
+        if step.clip_norm is not None:
+            average = self._average(before, inputs)
+            gradient_norm = math.sqrt(math.fsum(kernels.examine(own).square_norm for _, own in average.named_values()))
+            inputs, weights = [(average, 1.0)], [1.0]
+            clip_ratio = step.clip_norm / gradient_norm if gradient_norm > step.clip_norm else 1.0
         pieces: dict[str, MergedPiece] = {}
         for name, anchor in before.parameters.items():
             role = role_of(piece_named(name).tensor, anchor.ndim, before.roles)
@@ -266,6 +282,7 @@ class OuterState:
                 weights,
                 replace(step, averaging=averaging_for(role, step.averaging)),
                 role.stacked_axes,
+                clip_ratio,
             )
         parameters = {name: piece.parameters for name, piece in pieces.items()}
         for name, piece in pieces.items():
@@ -279,6 +296,7 @@ class OuterState:
             before.roles,
             {name: piece.residue for name, piece in pieces.items() if piece.residue is not None},
             self._update(before.version, pieces),
+            gradient_norm,
         )
         if self._step.staleness_max:
             self._older[fragment] = (*self._older.get(fragment, ()), before)[-self._step.staleness_max :]
@@ -293,6 +311,10 @@ class OuterState:
         before = self._fragments[fragment]
         displacements, weights = [displacement for displacement, _ in inputs], [weight for _, weight in inputs]
         _validate(fragment, before, displacements, weights)
+        return self._average(before, inputs)
+
+    def _average(self, before: FragmentState, inputs: Sequence[tuple[EncodedTensors, float]]) -> EncodedTensors:
+        displacements, weights = [displacement for displacement, _ in inputs], [weight for _, weight in inputs]
         averages: dict[str, EncodedTensor] = {}
         for name, anchor in before.parameters.items():
             role = role_of(piece_named(name).tensor, anchor.ndim, before.roles)
@@ -329,7 +351,7 @@ class OuterState:
                 detail=f"Fragment {fragment} is at version {before.version} and cannot go to {version}."
             )
         self._older.pop(fragment, None)
-        self._fragments[fragment] = replace(state, version=version, update=None)
+        self._fragments[fragment] = replace(state, version=version, update=None, gradient_norm=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,7 +359,7 @@ class MergedPiece:
     """A piece after its outer step, as new read-only arrays.
 
     parameters  Θ', shaped like Θ
-    momentum    μ', flat
+    momentum    the optimizer's next state, flat
     residue     what its updates lost so far, shaped like Θ; None if the codec is lossless
     update      Θ' − Θ in the codec; None if values are sent
     largest     the largest magnitude in Θ', NaN if a value is not a number
@@ -358,24 +380,26 @@ def outer_step(
     weights: Sequence[float],
     step: OuterStep,
     stacked_axes: int = 0,
+    clip_ratio: float = 1.0,
 ) -> MergedPiece:
     """Merge one piece and step.
 
     anchor         Θ, any shape, float32, contiguous
-    momentum       μ, flat, as the optimizer made it
+    momentum       the optimizer's state, flat
     residue        shaped like Θ; None for zeros
     displacements  M times Δ_m = Θ − θ_m, with as many values as Θ
     weights        M, summing to one
     stacked_axes   the number of leading axes that number matrices, each with its own direction in the radial average
+    clip_ratio     what is left of the average by the limit of its norm
     """
+    mixing = mixing_of(displacements, weights, step.averaging, anchor.shape[:stacked_axes])
     result = kernels.step(
         anchor,
         momentum,
         residue,
         displacements,
-        mixing_of(displacements, weights, step.averaging, anchor.shape[:stacked_axes]),
-        step.optimizer.lr,
-        step.optimizer.decay,
+        mixing if clip_ratio == 1.0 else mixing * np.float32(clip_ratio),
+        step.optimizer,
         step.update_codec,
     )
     return MergedPiece(
@@ -404,7 +428,7 @@ def average_of(displacements: Sequence[Encoded], mixing: Array) -> Array:
     It is the result of plain descent with lr = −1 from −0: −0 − (−Δ) is Δ to the bit, including the sign of a zero.
     """
     nowhere = np.full(displacements[0].value_count, -0.0, np.float32)
-    return kernels.step(nowhere, nowhere[:0], None, displacements, mixing, -1.0, None).parameters
+    return kernels.step(nowhere, nowhere[:0], None, displacements, mixing, Sgd(-1.0)).parameters
 
 
 def initial_state(parameters: Tensors, step: OuterStep, roles: Roles = BY_NAME) -> FragmentState:
@@ -412,7 +436,9 @@ def initial_state(parameters: Tensors, step: OuterStep, roles: Roles = BY_NAME) 
     if (problem := check_numbers(parameters)) is not None:
         raise NotFinite(detail=f"The initial parameters cannot be used: {problem}")
     copies = {name: _read_only(np.array(array, np.float32, order="C")) for name, array in parameters.items()}
-    momentum = {name: _read_only(step.optimizer.initial_momentum(copy.reshape(-1))) for name, copy in copies.items()}
+    momentum = {
+        name: _read_only(outer_optimizer.initial_state(step.optimizer, copy.size)) for name, copy in copies.items()
+    }
     tensors = {piece_named(name).tensor for name in parameters}
     own = {tensor: role for tensor, role in sorted(roles.items()) if tensor in tensors}
     return FragmentState(Version(0), copies, momentum, digest(copies), own)

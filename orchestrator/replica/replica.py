@@ -34,6 +34,8 @@ from typing import Literal, NamedTuple, Self
 from orchestrator.core.messages import Adopted, Drained, Flushed, IslandReport, Offer
 from orchestrator.core.vocabulary import (
     NO_ANCHOR,
+    NO_RAMP,
+    BatchRamp,
     FragmentId,
     MergedOffer,
     ScheduleAnchor,
@@ -46,9 +48,10 @@ from orchestrator.errors import InternalError
 from orchestrator.replica.work import AdoptionRule, FragmentWork, LoadMode, Rebase, Replace, Trained
 
 
-def schedule_step(anchor: ScheduleAnchor, clock: int, tokens_per_schedule_step: int) -> int:
-    """Count in inner steps of every island, at the logical step ``clock``; before any anchor it is the clock."""
-    return anchor.tokens // tokens_per_schedule_step + max(0, clock - anchor.step)
+def schedule_step(anchor: ScheduleAnchor, clock: int, tokens_per_schedule_step: int, ramp: BatchRamp = NO_RAMP) -> int:
+    """Count in whole inner steps of every island, at the logical step ``clock``; before any anchor it counts from 0."""
+    position = anchor.tokens * ramp.parts // tokens_per_schedule_step
+    return ramp.after(position, clock - anchor.step) // ramp.parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +59,12 @@ class ReplicaPolicy:
     """The policy of a replica, from its job.
 
     interval_steps            H: inner steps between two synchronisations of one fragment
-    tokens_per_schedule_step  tokens of an inner step of all islands together
+    tokens_per_schedule_step  tokens of an inner step of all islands together, each with its whole batch
     snapshots_max             offers a fragment whose snapshots are kept between two adoptions (``work.SNAPSHOTS_MAX``);
                               None: all
     exact                     whether offers lose nothing in their codec
     offers_counted            whether offers are numbered through all fragments of the island, or in each
+    ramp                      how the islands' batches grow
     """
 
     fragment_count: int
@@ -70,6 +74,7 @@ class ReplicaPolicy:
     snapshots_max: int | None
     exact: bool = True
     offers_counted: Literal["by island", "by fragment"] = "by island"
+    ramp: BatchRamp = NO_RAMP
 
 
 class Publication(NamedTuple):
@@ -204,7 +209,7 @@ class Replica:
     @property
     def schedule_step(self) -> int:
         """The schedule step of the next inner step."""
-        return schedule_step(self.anchor, self.step, self.policy.tokens_per_schedule_step)
+        return schedule_step(self.anchor, self.step, self.policy.tokens_per_schedule_step, self.policy.ramp)
 
     @property
     def next_step(self) -> tuple[int, float]:

@@ -383,11 +383,8 @@ class ShardWorker:
             return
         self._announce(shard, [new])
         facts = new.facts
-        self._context.post(
-            lambda at: events.MergeCompleted(
-                at, order.fragment, order.version, facts.digest, new.seconds, facts.base_digest, new.journal_seconds
-            )
-        )
+        outcome = (facts.digest, new.seconds, facts.base_digest, new.journal_seconds, facts.gradient_norm)
+        self._context.post(lambda at: events.MergeCompleted(at, order.fragment, order.version, *outcome))
         if new.norms is not None:  # nothing waits for what is computed of it
             with suppress(ShardAway):
                 if (norms := new.norms()) is not None:

@@ -36,6 +36,8 @@ TRAVEL_STEPS_MIN = 0.1
 """In steps, each way. Windows that leave a fragment less time to travel only suit islands on one machine."""
 WIDE_OVERLAP_STEPS, WIDE_CAP_STEPS = 4, 3
 """Windows with which all islands contribute to a merge even if a publication travels for a step (docs/results.md)."""
+ADAM_LR_MAX = 0.1
+"""Beyond this an outer step of Adam is longer than the weights of a new model."""
 HEAVY_MOMENTUM, HEAVY_LR, ROUNDS_MEASURED = 0.9, 0.4, 256
 """An outer rate of 0.7 with momentum 0.9 was far behind in all measured runs, of 4 to 256 rounds (docs/results.md)."""
 FLOPS_PER_PARAMETER_AND_TOKEN = 6
@@ -144,6 +146,10 @@ def _outer(spec: JobSpec) -> Iterator[Problem]:
         message = f"is {outer.warmup_merges:,}, and {_merged(rounds)}: the outer rate never reaches lr {outer.lr:g}."
         remedy = f"Set it to {rounds // ROUNDS:,}, or raise the budget."
         yield Problem("synchroniser.outer_optimizer.warmup_merges", message, remedy)
+    if outer.kind == "adam" and outer.lr > ADAM_LR_MAX:
+        message = f"is {outer.lr:g} with kind adam, which moves each parameter by up to {outer.lr:g} at every merge."
+        remedy = "Leave it out, or set it to about what a parameter moves in interval_steps, such as 0.005."
+        yield Problem("synchroniser.outer_optimizer.lr", message, remedy)
     is_heavy = outer.kind == "nesterov" and outer.momentum >= HEAVY_MOMENTUM and outer.lr >= HEAVY_LR
     if is_heavy and spec.island_count > 1 and rounds <= ROUNDS_MEASURED and spec.trainer.is_built_in:
         message = (

@@ -60,7 +60,10 @@ LINE = "the line"
 
 
 class Fleet(Section):
-    """Describes what could be bought. Durations are in seconds; ``line`` is in bits per second each way, for one island."""
+    """Describes what could be bought. Durations are in seconds; ``line`` is in bits per second each way, for one island.
+
+    ``outer_moments`` and ``outer_clips`` are those of a job's outer optimizer, for the memory of the synchroniser.
+    """
 
     parameters: Number
     islands: Number = Field(le=4096)
@@ -75,6 +78,8 @@ class Fleet(Section):
     tokens_per_step: Number = 1_048_576
     tokens: Number | None = None
     shards: Number = 1
+    outer_moments: int = Field(1, ge=0, le=2)
+    outer_clips: bool = False
     price: float | None = Field(None, ge=0.0, le=1e6)
 
     @property
@@ -145,6 +150,8 @@ def of_job(spec: JobSpec) -> tuple[dict[str, Any], SyncSettings]:
         "tokens_per_step": spec.batch_size_of(largest) * spec.data.sequence_length,
         "tokens": spec.token_budget,
         "shards": sync.shards,
+        "outer_moments": sync.outer_optimizer.moment_count,
+        "outer_clips": sync.outer_optimizer.clip_norm is not None,
         "step_s": spec.synthetic.step_s if spec.trainer.is_synthetic else None,
     }
     return {name: value for name, value in figures.items() if value is not None}, SyncSettings.of(sync)
@@ -199,7 +206,10 @@ def _plan(fleet: Fleet, settings: SyncSettings, standbys: int) -> Plan:
     goodput, spread = goodput_of(fleet, settings, standbys)
     seconds = _seconds(fleet, goodput)
     per_gap = fleet.parameters * bits_of(settings.codec) / settings.interval_steps / fleet.step_s
-    n = float(fleet.parameters)
+    n, codec = float(fleet.parameters), settings.codec
+    shard = shard_bytes_per_parameter(
+        fleet.islands, settings.fragments, codec, codec, moments=fleet.outer_moments, clips=fleet.outer_clips
+    )
     return Plan(
         settings,
         standbys,
@@ -210,7 +220,7 @@ def _plan(fleet: Fleet, settings: SyncSettings, standbys: int) -> Plan:
         per_gap / fleet.line,
         n * island_bytes_per_parameter(on_cpu=False, saves=True) / fleet.hosts,
         n * (TRAINER_STATE_BYTES + GRADIENT_BYTES) / fleet.hosts / fleet.accelerators,
-        n * shard_bytes_per_parameter(fleet.islands, settings.fragments, settings.codec, settings.codec) / fleet.shards,
+        n * shard / fleet.shards,
         per_gap * (fleet.islands + standbys),
     )
 

@@ -163,6 +163,8 @@ SequenceCount = Annotated[int, Field(strict=True, ge=1, le=10**6)]
 """Sequences in one batch of one island, or held out; see ``STEP_TOKENS_MAX``."""
 MicrobatchCount = Annotated[int, Field(strict=True, ge=1, le=10**6)]
 """Parts of one batch of one island; as ``SequenceCount``."""
+BatchParts = Annotated[int, Field(strict=True, ge=2, le=64)]
+"""Sizes of a growing batch. A step of each size is compiled."""
 SampleCount = Annotated[int, Field(strict=True, ge=1, le=10**12)]
 """Sequences of a whole training run: of one token each, as many as ``StepCount``."""
 SequenceLength = Annotated[int, Field(strict=True, ge=1, le=2**20)]
@@ -202,6 +204,8 @@ RateRatio = Annotated[float, Field(strict=True, ge=0, le=1000, allow_inf_nan=Fal
 WeightDecay = Annotated[float, Field(strict=True, ge=0, le=1000, allow_inf_nan=False)]
 GradientNorm = Annotated[float, Field(strict=True, ge=1e-9, le=1e9, allow_inf_nan=False)]
 """The norm to which gradients are clipped: 10⁹ clips nothing."""
+Epsilon = Annotated[float, Field(strict=True, ge=1e-15, le=1000, allow_inf_nan=False)]
+"""It keeps a divisor from 0. Float32 has smaller numbers, but their squares are 0."""
 DisplacementRatio = Annotated[float, Field(strict=True, gt=1, le=1e12, allow_inf_nan=False)]
 """A multiple of the usual norm: 10¹² times any usual norm is beyond float32's range."""
 RoundStepsRatio = Annotated[float, Field(strict=True, ge=0, le=1e6, allow_inf_nan=False)]

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import Field, ValidationError, model_validator
 
-from orchestrator.core.vocabulary import IslandId, IslandPlan, JobPolicy, NodeGroupId, quorum_of
+from orchestrator.core.vocabulary import NO_RAMP, BatchRamp, IslandId, IslandPlan, JobPolicy, NodeGroupId, quorum_of
 from orchestrator.errors import ConfigurationError, InvalidJobSpec, Problem
 from orchestrator.specification import device_mesh, documents, policy_source, training_sections
 from orchestrator.specification.bounds import (
@@ -23,7 +23,6 @@ from orchestrator.specification.bounds import (
     BYTE_COUNT,
     BYTES,
     ISLANDS_MAX,
-    STEP_TOKENS_MAX,
     Name,
     Seed,
 )
@@ -72,6 +71,16 @@ class JobSpec(Section):
     seed: Seed = 0
 
     @model_validator(mode="after")
+    def _shares_out_tokens_per_step(self) -> Self:
+        """Give every island its share of ``training.tokens_per_step`` as its batch."""
+        training = self.training
+        if training.tokens_per_step is not None and "batch_size" not in training.model_fields_set:
+            unit = self.data.sequence_length * self.island_count
+            update = {"batch_size": max(1, training.tokens_per_step // unit)}
+            object.__setattr__(self, "training", training.model_copy(update=update))
+        return self
+
+    @model_validator(mode="after")
     def _measures_on_islands(self) -> Self:
         """Have islands measure Θ if several shards share it, because no other process should hold all of it (0225)."""
         most, is_given = max(each.process_count for each in self.islands), "on" in self.evaluation.model_fields_set
@@ -116,6 +125,14 @@ class JobSpec(Section):
     def horizon_steps(self) -> int:
         """Return the inner steps of each island if all are equally fast: the length of the learning-rate schedule."""
         return max(1, self.token_budget // self.tokens_per_schedule_step)
+
+    @property
+    def batch_ramp(self) -> BatchRamp:
+        """Return how the islands' batches grow, in steps of the schedule."""
+        own = self.training.batch_ramp
+        if own is None:
+            return NO_RAMP
+        return BatchRamp(own.parts, max(1, -(-own.tokens // self.tokens_per_schedule_step)))
 
     @property
     def vocabulary_size(self) -> int | None:
@@ -333,26 +350,6 @@ def _measuring_island_problems(job: JobSpec) -> Iterable[Problem]:
         )
 
 
-def _staleness_problems(job: JobSpec) -> Iterable[Problem]:
-    sync = job.synchroniser
-    if sync.adoption == "rebase" and sync.staleness_max:
-        yield Problem(
-            "synchroniser.staleness_max",
-            f"is {sync.staleness_max} with adoption rebase, with which islands offer late work again: it would count twice.",
-            "Set it to 0.",
-        )
-
-
-def _overlap_problems(job: JobSpec) -> Iterable[Problem]:
-    sync = job.synchroniser
-    if sync.overlap_steps >= sync.interval_steps:
-        yield Problem(
-            "synchroniser.overlap_steps",
-            f"is {sync.overlap_steps}, but must be below interval_steps ({sync.interval_steps}).",
-            "Lower it: a fragment must come back before it is due again.",
-        )
-
-
 def _text_file_problems(job: JobSpec) -> Iterable[Problem]:
     """Yield a problem for each file whose name says that it cannot be read."""
     data = job.data
@@ -455,7 +452,7 @@ def _tensor_problems(job: JobSpec, index: int) -> Iterable[Problem]:
 
 def _accumulation_problems(job: JobSpec) -> Iterable[Problem]:
     """Yield a problem if the batch cannot be cut into its microbatches."""
-    yield from _cut_problems("training.accumulation", job.training.batch_size, job.training.accumulation)
+    yield from device_mesh.cut_problems("training.accumulation", job.training.batch_size, job.training.accumulation)
 
 
 def _entry_accumulation_problems(job: JobSpec, index: int) -> Iterable[Problem]:
@@ -463,33 +460,7 @@ def _entry_accumulation_problems(job: JobSpec, index: int) -> Iterable[Problem]:
     section = job.islands[index]
     if section.batch_size or section.accumulation:
         own = job.batch_size_of(section), job.accumulation_of(section)
-        yield from _cut_problems(f"islands.{index}.accumulation", *own)
-
-
-def _cut_problems(path: str, batch_size: int, accumulation: int) -> Iterable[Problem]:
-    if batch_size % accumulation:
-        message = f"is {accumulation:,}, which does not divide the batch of {batch_size:,} sequences."
-        fitting = max(count for count in range(1, accumulation) if batch_size % count == 0)
-        yield Problem(path, message, f"Use {fitting:,}, or another batch_size.")
-
-
-def _shard_problems(job: JobSpec) -> Iterable[Problem]:
-    knobs = job.synchroniser
-    if knobs.shards > knobs.fragments:
-        message = f"is {knobs.shards}, but there are only {knobs.fragments} fragments to share."
-        yield Problem("synchroniser.shards", message, f"Lower it to at most {knobs.fragments}, or raise fragments.")
-
-
-def _shard_group_problems(job: JobSpec) -> Iterable[Problem]:
-    groups, shard_count = job.synchroniser.shard_groups, job.synchroniser.shards
-    if groups and shard_count == 1:
-        message = "are set, but the only shard is the synchroniser's own."
-        yield Problem("synchroniser.shard_groups", message, "Raise synchroniser.shards, or leave them out.")
-    elif len(groups) > shard_count:
-        message = f"are {len(groups)}, but there are only {shard_count} shards to place."
-        yield Problem(
-            "synchroniser.shard_groups", message, f"Name at most {shard_count}, or raise synchroniser.shards."
-        )
+        yield from device_mesh.cut_problems(f"islands.{index}.accumulation", *own)
 
 
 def _evaluating_group_problems(job: JobSpec) -> Iterable[Problem]:
@@ -518,25 +489,54 @@ def _evaluating_adoption_problems(job: JobSpec) -> Iterable[Problem]:
         yield Problem("evaluation.on", message, "Use adoption rebase, or have the head or a node group measure.")
 
 
+def _tokens_per_step_problems(job: JobSpec) -> Iterable[Problem]:
+    training = job.training
+    if training.tokens_per_step is not None:
+        own = [(f"islands.{index}.", each.batch_size) for index, each in enumerate(job.islands) if each.batch_size]
+        batches = dict([("", training.batch_size), *own])
+        yield from device_mesh.share_problems(
+            training.tokens_per_step, job.data.sequence_length, job.island_count, batches
+        )
+
+
+def _batch_ramp_problems(job: JobSpec) -> Iterable[Problem]:
+    ramp, trainer = job.training.batch_ramp, job.trainer
+    if ramp is not None and ramp.tokens > job.token_budget:
+        message = f"is {ramp.tokens:,}, but the job ends after {job.token_budget:,} tokens, before its batch is whole."
+        yield Problem("training.batch_ramp.tokens", message, "Lower it, or raise the budget.")
+    if ramp is not None and not (trainer.is_built_in or trainer.is_synthetic):
+        message = f"is set, but the trainer {trainer.factory} always trains whole batches."
+        yield Problem("training.batch_ramp", message, "Leave it out, or use the built-in trainer.")
+
+
+def _entry_batch_ramp_problems(job: JobSpec, index: int) -> Iterable[Problem]:
+    ramp, section = job.training.batch_ramp, job.islands[index]
+    if ramp is not None:
+        batch = job.batch_size_of(section), job.accumulation_of(section)
+        yield from device_mesh.ramp_problems(f"islands.{index}", section.mesh.model_dump(), ramp.parts, *batch)
+
+
 def _batch_size_problems(job: JobSpec) -> Iterable[Problem]:
-    yield from _step_problems(job, "training.batch_size", job.training.batch_size, "a step of one island")
+    yield from device_mesh.step_problems(
+        job.data.sequence_length, "training.batch_size", job.training.batch_size, "a step of one island"
+    )
+
+
+def _step_problems(job: JobSpec, path: str, sequences: int, what: str) -> Iterable[Problem]:
+    return device_mesh.step_problems(job.data.sequence_length, path, sequences, what)
 
 
 def _held_out_problems(job: JobSpec) -> Iterable[Problem]:
-    yield from _step_problems(job, "evaluation.sequences", job.evaluation.sequences, "what is held out")
+    yield from device_mesh.step_problems(
+        job.data.sequence_length, "evaluation.sequences", job.evaluation.sequences, "what is held out"
+    )
 
 
 def _entry_batch_size_problems(job: JobSpec, index: int) -> Iterable[Problem]:
     batch_size = job.islands[index].batch_size
-    yield from _step_problems(job, f"islands.{index}.batch_size", batch_size or 0, "a step of one island")
-
-
-def _step_problems(job: JobSpec, path: str, sequences: int, what: str) -> Iterable[Problem]:
-    """Yield a problem if the product of sequences and their length is too large."""
-    if sequences * job.data.sequence_length > STEP_TOKENS_MAX:
-        message = f"is {sequences:,} sequences of {job.data.sequence_length:,} tokens, but {what}"
-        message += f" may have at most {STEP_TOKENS_MAX:,}."
-        yield Problem(path, message, "Lower it, or data.sequence_length.")
+    yield from device_mesh.step_problems(
+        job.data.sequence_length, f"islands.{index}.batch_size", batch_size or 0, "a step of one island"
+    )
 
 
 def _budget_problems(job: JobSpec) -> Iterable[Problem]:
@@ -547,6 +547,11 @@ def _budget_problems(job: JobSpec) -> Iterable[Problem]:
             f"is {steps:,} steps of {job.island_count:,} islands: more than {BUDGET_TOKENS_MAX:.0e} tokens in all."
         )
         yield Problem("budget.steps", message, "Lower it.")
+
+
+def _synchroniser_problems(job: JobSpec) -> Iterable[Problem]:
+    for rule in ("overlap_problems", "staleness_problems", "shard_problems", "shard_group_problems"):
+        yield from collected(getattr(job.synchroniser, rule)())
 
 
 def _trainer_problems(job: JobSpec) -> Iterable[Problem]:
@@ -569,11 +574,11 @@ RULES: tuple[Callable[[JobSpec], Iterable[Problem]], ...] = (
     _begin_token_problems,
     _island_problems,
     _quorum_problems,
-    _shard_problems,
-    _shard_group_problems,
     _slot_problems,
     _accumulation_problems,
     _batch_size_problems,
+    _tokens_per_step_problems,
+    _batch_ramp_problems,
     _held_out_problems,
     _budget_problems,
     _trainer_problems,
@@ -581,8 +586,7 @@ RULES: tuple[Callable[[JobSpec], Iterable[Problem]], ...] = (
     _evaluating_accelerator_problems,
     _evaluating_adoption_problems,
     _measuring_island_problems,
-    _staleness_problems,
-    _overlap_problems,
+    _synchroniser_problems,
 )
 """Each reads what it needs, and reports nothing if that is invalid."""
 ENTRY_RULES: tuple[Callable[[JobSpec, int], Iterable[Problem]], ...] = (
@@ -591,5 +595,6 @@ ENTRY_RULES: tuple[Callable[[JobSpec, int], Iterable[Problem]], ...] = (
     _mesh_problems,
     _entry_accumulation_problems,
     _entry_batch_size_problems,
+    _entry_batch_ramp_problems,
 )
 """Rules for one entry of ``islands``."""

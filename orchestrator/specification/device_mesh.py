@@ -11,6 +11,8 @@ to each other along ``tensor`` communicate most, so it is the last. Only the mod
 service checks the built-in models before a job starts, and every process that builds a model checks it. Layers are never
 split: a loop runs them one after the other on all devices. Vectors, stacked or not, are not split along ``fsdp``: they are
 small.
+
+Besides, the rules by which a batch is divided: into microbatches, into the parts of a growing batch, and among islands.
 """
 
 from __future__ import annotations
@@ -20,6 +22,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from orchestrator.errors import Problem
+from orchestrator.specification.bounds import STEP_TOKENS_MAX
+from orchestrator.system.plain import counted
 
 AXES = ("data", "fsdp", "expert", "tensor")
 
@@ -84,6 +88,57 @@ def mesh_problems(
             f"Set batch_size to a multiple of {ways * accumulation} (the nearest are "
             f"{_nearest(batch_size, ways * accumulation)}), or make data or fsdp shorter.",
         )
+
+
+def cut_problems(path: str, batch_size: int, accumulation: int) -> Iterable[Problem]:
+    """Yield a problem if the batch cannot be cut into its microbatches."""
+    if batch_size % accumulation:
+        message = f"is {accumulation:,}, which does not divide the batch of {batch_size:,} sequences."
+        fitting = max(count for count in range(1, accumulation) if batch_size % count == 0)
+        yield Problem(path, message, f"Use {fitting:,}, or another batch_size.")
+
+
+def step_problems(sequence_length: int, path: str, sequences: int, what: str) -> Iterable[Problem]:
+    """Yield a problem if the product of sequences and their length is too large."""
+    if sequences * sequence_length > STEP_TOKENS_MAX:
+        message = f"is {sequences:,} sequences of {sequence_length:,} tokens, but {what}"
+        message += f" may have at most {STEP_TOKENS_MAX:,}."
+        yield Problem(path, message, "Lower it, or data.sequence_length.")
+
+
+def share_problems(
+    tokens: int, sequence_length: int, island_count: int, batch_sizes: Mapping[str, int]
+) -> Iterable[Problem]:
+    """Yield a problem if islands cannot share ``tokens`` of a step in whole sequences, or if they have other batches.
+
+    ``batch_sizes`` are by the entry that sets them, such as ``islands.1.``; that of ``training`` has no name.
+    """
+    unit = sequence_length * island_count
+    each, rest = divmod(tokens, unit)
+    if rest or not each:
+        islands = counted(island_count, "island")
+        message = f"is {tokens:,}, which {islands} cannot share evenly in sequences of {sequence_length:,} tokens."
+        near = f"{each * unit:,} or {(each + 1) * unit:,}" if each else f"{unit:,}"
+        yield Problem("training.tokens_per_step", message, f"Set it to a multiple of {unit:,}, such as {near}.")
+        return
+    for entry, batch_size in batch_sizes.items():
+        if batch_size != each:
+            message = f"is {batch_size:,}, but training.tokens_per_step gives each island {each:,} sequences."
+            yield Problem(f"{entry or 'training.'}batch_size", message, "Leave one of the two out.")
+
+
+def ramp_problems(
+    entry: str, mesh: Mapping[str, Any], parts: int, batch_size: int, accumulation: int
+) -> Iterable[Problem]:
+    """Yield a problem if a batch does not have so many equal parts, each for all microbatches and devices."""
+    ways = accumulation if is_plain(mesh) else accumulation * (mesh.get("data") or 1) * (mesh.get("fsdp") or 1)
+    if batch_size % (unit := parts * ways):
+        cut = f", and each part is cut into {ways:,}" if ways > 1 else ""
+        message = f"is {parts:,}, but the batch of {entry} has {batch_size:,} sequences{cut}."
+        remedy = (
+            f"Set batch_size to a multiple of {unit:,} (the nearest are {_nearest(batch_size, unit)}), or change parts."
+        )
+        yield Problem("training.batch_ramp.parts", message, remedy)
 
 
 def tensor_problems(

@@ -1,7 +1,7 @@
 """Check before the start whether the nodes have the memory that a job needs. Pure.
 
-    shard     on the head, or each shard's part on a node of its group: Θ, μ, the residue of updates; with staleness earlier
-              versions; the fragments being merged, with the contributions of all islands to them
+    shard     on the head, or each shard's part on a node of its group: Θ, its moments, the residue of updates; with
+              staleness earlier versions; the fragments being merged, with the contributions of all islands to them
     evaluator on the head, unless a node group has it
     island    on the node of each of its hosts: Θ as published, a state while it is received, its own while it is saved;
               on CPU, parameters, moments and gradients as well. A host has its share of each of these (``ISLAND_TERMS``),
@@ -36,6 +36,7 @@ CODE_BYTES: Mapping[CodecName, float] = {
     "int8": 1 + 2 / 128,
     "int4": 0.5 + 2 / 128,
     "e3m0": 0.5 + 2 / 128,
+    "int2": 0.25 + 2 / 128,
 }
 """Bytes per parameter in each codec, scales included; a test compares them with the codecs."""
 FRAGMENTS_AT_ONCE = 2
@@ -119,14 +120,18 @@ def shard_bytes_per_parameter(
     up: CodecName,
     down: CodecName,
     *,
-    momentum: bool = True,
+    moments: int = 1,
+    clips: bool = False,
     staleness_max: int = 0,
 ) -> float:
-    """Return the shard's bytes per parameter: 15.2 with eight islands, four bits both ways and 24 fragments."""
+    """Return the shard's bytes per parameter: 15.2 with eight islands, four bits both ways and 24 fragments.
+
+    The optimizer keeps ``moments`` values for each; a merge that ``clips`` holds the average besides its inputs.
+    """
     lossy = down != "float32"
-    state = FLOAT32_BYTES * (1 + momentum + lossy)
+    state = FLOAT32_BYTES * (1 + moments + lossy)
     update = CODE_BYTES[down] if lossy else 0.0
-    merging = island_count * CODE_BYTES[up] + FLOAT32_BYTES + state + update
+    merging = island_count * CODE_BYTES[up] + FLOAT32_BYTES * (1 + clips) + state + update
     at_once = min(FRAGMENTS_AT_ONCE, fragment_count) / fragment_count
     return state * (1 + staleness_max) + update + merging * at_once + HEAP_BYTES
 
@@ -191,7 +196,8 @@ def demand_of(spec: JobSpec, parameter_count: int) -> MemoryDemand:
         sync.fragments,
         sync.wire.up,
         sync.wire.down,
-        momentum=sync.outer_optimizer.kind == "nesterov",
+        moments=sync.outer_optimizer.moment_count,
+        clips=sync.outer_optimizer.clip_norm is not None,
         staleness_max=sync.staleness_max,
     )
     evaluator = EVALUATOR_BYTES if spec.evaluation.on == "head" else 0.0

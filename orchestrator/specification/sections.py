@@ -6,7 +6,7 @@ is reading files.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
@@ -24,7 +24,9 @@ from orchestrator.specification.bounds import (
     Cpus,
     Currency,
     DisplacementRatio,
+    Epsilon,
     FragmentCount,
+    GradientNorm,
     HostCount,
     IslandCount,
     IslandCountFromZero,
@@ -64,29 +66,56 @@ from orchestrator.specification.bounds import (
 from orchestrator.specification.bounds import Section as Section
 from orchestrator.specification.validation import one_of
 
+ADAM_LR = 0.005
+MOMENT_COUNTS = {"sgd": 0, "momentum": 1, "nesterov": 1, "adam": 2}
+"""What the optimizers of ``parameters.outer_optimizer`` keep; a test compares them."""
 EVALUATION_RATIO, ISLAND_RATIO = 1.0, 0.02
 REFUSED_MAX = 100
 """Checkpoints that a resumed job says were passed over, the newest first."""
 
 
 class OuterOptimizerSection(Section):
-    """The outer optimizer applies the average of the islands' displacements at each merge.
+    """The outer optimizer applies the average of the islands' displacements at each merge, by the rule of optax's ``sgd``,
+    plain, with ``momentum`` or ``nesterov``, or of its ``adam``.
 
     The defaults were best, or equal to the best, in runs of 4 to 256 rounds. More momentum overshoots there: with 0.7 and
-    0.9, the method's usual setting, such a run makes no progress or diverges.
+    0.9, the method's usual setting, such a run makes no progress or diverges. Adam moves each parameter by up to ``lr`` at
+    each merge, however far the islands went, so its rate is of the size of a displacement.
 
     Its learning rate is lr · min(1, version / ``warmup_merges``) · (1 − (1 − ``lr_final_ratio``) · tokens trained / budget).
+
+    ``clip_norm`` limits the norm of a fragment's outer gradient, the average itself, before the optimizer gets it. Fragments
+    merge at different times, so it is a limit for each of them, the same with any number of shards; all of a model has about
+    √P times the norm of one of its P fragments.
     """
 
-    kind: Literal["nesterov", "sgd"] = "nesterov"
-    lr: LearningRate = 0.5
-    momentum: RatioBelowOne = 0.3
+    kind: Literal["nesterov", "momentum", "sgd", "adam"] = "nesterov"
+    lr: LearningRate = Field(default=0.5, description=f"with adam {ADAM_LR:g}")
+    momentum: RatioBelowOne = Field(default=0.3, description="for nesterov and momentum")
+    beta1: RatioBelowOne = Field(default=0.9, description="for adam: the decay of its first moment")
+    beta2: RatioBelowOne = Field(default=0.999, description="for adam: the decay of its second moment")
+    epsilon: Epsilon = Field(default=1e-8, description="for adam: added to the root of the second moment")
+    clip_norm: GradientNorm | None = Field(
+        default=None, description="limit of the norm of a fragment's outer gradient; null: no limit"
+    )
     warmup_merges: MergeCount = Field(
         default=0, description="merges of each fragment over which the rate rises; 0: no warm-up"
     )
     lr_final_ratio: Ratio = Field(
         default=1.0, description="share of the rate at the end of the budget, reached linearly"
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _adam_has_its_own_rate(cls, data: Any) -> Any:
+        if isinstance(data, Mapping) and data.get("kind") == "adam" and "lr" not in data:
+            return {**data, "lr": ADAM_LR}
+        return data
+
+    @property
+    def moment_count(self) -> int:
+        """Return the number of values that the optimizer keeps for each parameter."""
+        return MOMENT_COUNTS[self.kind]
 
 
 class DurabilitySection(Section):
@@ -177,6 +206,35 @@ class SynchroniserSection(Section):
     adoption: Literal["replace", "mix", "rebase"] = "rebase"
     mix_alpha: Ratio = 0.5
     node_groups: NodeGroups = ()
+
+    def overlap_problems(self) -> Iterable[Problem]:
+        if self.overlap_steps >= self.interval_steps:
+            yield Problem(
+                "synchroniser.overlap_steps",
+                f"is {self.overlap_steps}, but must be below interval_steps ({self.interval_steps}).",
+                "Lower it: a fragment must come back before it is due again.",
+            )
+
+    def staleness_problems(self) -> Iterable[Problem]:
+        if self.adoption == "rebase" and self.staleness_max:
+            message = f"is {self.staleness_max} with adoption rebase, with which islands offer late work again: "
+            yield Problem("synchroniser.staleness_max", f"{message}it would count twice.", "Set it to 0.")
+
+    def shard_problems(self) -> Iterable[Problem]:
+        if self.shards > self.fragments:
+            message = f"is {self.shards}, but there are only {self.fragments} fragments to share."
+            yield Problem("synchroniser.shards", message, f"Lower it to at most {self.fragments}, or raise fragments.")
+
+    def shard_group_problems(self) -> Iterable[Problem]:
+        groups, shard_count = self.shard_groups, self.shards
+        if groups and shard_count == 1:
+            message = "are set, but the only shard is the synchroniser's own."
+            yield Problem("synchroniser.shard_groups", message, "Raise synchroniser.shards, or leave them out.")
+        elif len(groups) > shard_count:
+            message = f"are {len(groups)}, but there are only {shard_count} shards to place."
+            yield Problem(
+                "synchroniser.shard_groups", message, f"Name at most {shard_count}, or raise synchroniser.shards."
+            )
 
     def quorum_ratio_of(self, islands_max: int) -> float:
         """Return the part of the training islands that a merge needs, in a job of up to so many islands."""

@@ -22,6 +22,7 @@ from orchestrator.specification.bounds import (
     FUNCTION,
     AdapterAlpha,
     AdapterRank,
+    BatchParts,
     Digest,
     Function,
     GradientNorm,
@@ -39,6 +40,7 @@ from orchestrator.specification.bounds import (
     StepCountOrNone,
     StoredBytes,
     TensorPattern,
+    TokenCount,
     TokenId,
     UnreadableCount,
     WeightDecay,
@@ -416,8 +418,23 @@ class ObjectiveSection(Section):
     beta: PreferenceWeight = 0.1
 
 
+class BatchRampSection(Section):
+    """Every island's batch begins as one of ``parts`` equal parts of its size, and has one more after every
+    ``tokens``/(``parts`` − 1) tokens of all islands together, so that it is whole when they have trained ``tokens``.
+
+    A batch has the same place in the data whatever part of it is trained; the rest of it is left out. The schedule of the
+    learning rate goes by tokens. The trainer compiles a step of each size before the first one.
+    """
+
+    parts: BatchParts
+    tokens: TokenCount
+
+
 class TrainingSection(Section):
     """The inner steps of one island. ``batch_size`` is in sequences for one island.
+
+    ``tokens_per_step`` says the same for all islands that the job begins with: each gets an equal share of it as its batch,
+    however many there are. An island that is added later brings a batch of that size besides.
 
     With ``accumulation`` a step processes its batch in that many equal parts, one after another: activations take less
     memory, and the result is the same. Decoder models add ``z_loss`` times the mean of log²Z to their objective, where Z is
@@ -425,6 +442,10 @@ class TrainingSection(Section):
     """
 
     batch_size: SequenceCount = 8
+    tokens_per_step: TokenCount | None = Field(
+        default=None, description="tokens of one inner step of all islands together; it sets batch_size"
+    )
+    batch_ramp: BatchRampSection | None = Field(default=None, description="if absent, every batch is whole")
     objective: ObjectiveSection | None = Field(default=None, description="if absent, the loss of each next token")
     accumulation: MicrobatchCount = Field(default=1, description="number of parts of a batch; must divide batch_size")
     z_loss: Ratio = 0.0

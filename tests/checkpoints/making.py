@@ -19,7 +19,7 @@ from orchestrator.checkpoints.manifest import PART, File, Fragment, Manifest, Pa
 from orchestrator.core.messages import Offer
 from orchestrator.core.vocabulary import FragmentId, Incarnation, IslandId
 from orchestrator.parameters import fragment_map
-from orchestrator.parameters.outer_optimizer import create
+from orchestrator.parameters.outer_optimizer import Nesterov
 from orchestrator.parameters.outer_state import Averaging, FragmentState, OuterState, OuterStep
 from orchestrator.system.roots import AllowedRoots
 from tests.waiting import PATIENCE_S
@@ -38,7 +38,7 @@ FRAGMENTS = fragment_map.build(SyntheticTrainer(SPEC, 0).tensor_shapes(), 2)
 
 
 def outer() -> OuterState:
-    step = OuterStep(Averaging.MEAN, create("nesterov", 0.7, 0.9))
+    step = OuterStep(Averaging.MEAN, Nesterov(0.7, 0.9))
     return OuterState(initial_pieces(SyntheticTrainer(SPEC, 0)), FRAGMENTS, step)
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import random
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import fsspec
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,8 +20,13 @@ from orchestrator.checkpoints import writing
 from orchestrator.checkpoints.folder import Folder
 from orchestrator.checkpoints.manifest import MANIFEST, PART, seal, unseal
 from orchestrator.checkpoints.reading import listed, manifest_of, newest_sound, outer_states, verified
+from orchestrator.core.vocabulary import FragmentId, Version
 from orchestrator.errors import DataError
+from orchestrator.parameters.outer_optimizer import Adam
+from orchestrator.parameters.outer_state import Averaging, OuterState, OuterStep
+from orchestrator.parameters.wire_format import displacement
 from orchestrator.system.roots import EVERYTHING, AllowedRoots
+from tests.checkpoints import making
 from tests.checkpoints.making import SPEC, make, outer
 from tests.soak import examples
 
@@ -174,3 +181,32 @@ def test_a_sealed_document_comes_back_and_no_flipped_bit_goes_unseen(document: d
         unseal(sealed[:place] + bytes([sealed[place] ^ (1 << bit)]) + sealed[place + 1 :], "it")
     with pytest.raises(DataError, match="it is damaged"):
         unseal(sealed[:place], "it")
+
+
+def test_a_checkpoint_has_both_moments_of_adam_and_its_steps_and_goes_on_to_the_same_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = OuterStep(Averaging.MEAN, Adam(0.01, 0.9, 0.999, 1e-8), "int2", clip_norm=0.5)
+    undisturbed = OuterState(outer().parameters(), making.FRAGMENTS, step)
+
+    def merge(state: OuterState, version: int) -> None:
+        for p in state.fragments:
+            generator, anchor = np.random.default_rng([version, p]), state.fragment(p)
+            moved = {name: a + generator.standard_normal(a.shape, np.float32) for name, a in anchor.items()}
+            state.merge(p, Version(version), [(displacement(anchor, moved, Version(version - 1), "int2"), 1.0)])
+
+    for version in range(1, 6):
+        merge(undisturbed, version)
+    monkeypatch.setattr(making, "outer", lambda: undisturbed)
+    make(tmp_path, 1, ("a",))
+    sound = newest_sound(EVERYTHING, str(tmp_path))
+    states = {FragmentId(p): state for p, state in enumerate(outer_states(sound.folder, sound.manifest))}
+    assert all(state.momentum[name][-1] == 5 for state in states.values() for name in state.momentum)
+    resumed = OuterState.restored(states, step)
+    # the first states of a resumed job have its version 0
+    resumed._fragments = {p: replace(state, version=Version(5)) for p, state in resumed._fragments.items()}
+    for version in range(6, 9):
+        merge(undisturbed, version)
+        merge(resumed, version)
+    for p in undisturbed.fragments:
+        assert resumed.state(p).digest == undisturbed.state(p).digest

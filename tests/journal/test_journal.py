@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from crc32c import crc32c
 
+from orchestrator.core import events
 from orchestrator.core.effects import MergeFragment
 from orchestrator.core.fragment_round import FragmentRound
 from orchestrator.core.vocabulary import (
@@ -41,10 +42,11 @@ from orchestrator.parameters.journal import (
     unrecorded_merges,
 )
 from orchestrator.parameters.journaled_store import JournaledStore, recovered
-from orchestrator.parameters.outer_optimizer import Nesterov, Sgd
+from orchestrator.parameters.outer_optimizer import Adam, Momentum, Nesterov, Sgd
 from orchestrator.parameters.outer_state import Averaging, FragmentState, OuterState, OuterStep
 from orchestrator.parameters.pieces import Role
 from orchestrator.parameters.wire_format import encoded
+from orchestrator.tape.codec import decode_tagged, to_json
 from tests.swarm.disk import Died, FaultyDisk
 
 
@@ -219,6 +221,8 @@ def test_a_version_that_is_not_there_is_refused_with_what_is(tmp_path: Path) -> 
 
 CODED = OuterStep(Averaging.RADIAL, Nesterov(lr=0.7, decay=0.9), "int4")
 EXACT = replace(CODED, update_codec="float32")
+ADAM = replace(CODED, optimizer=Adam(0.01, 0.9, 0.999, 1e-8), clip_norm=8.0)
+TWO_BITS = replace(CODED, optimizer=Momentum(0.5, 0.3), update_codec="int2", clip_norm=1e9)
 PIECES = {"w": (40, 7), "b": (9,)}
 VALUES = 40 * 7 + 9
 FEW, MANY = 2, 11
@@ -260,8 +264,15 @@ def last_content(folder: Path, version: int) -> storage.Content:
 @pytest.mark.parametrize("reopened_every", [1, 3, 7, 100])
 @pytest.mark.parametrize(
     ("step", "codec", "islands"),
-    [(CODED, "int4", [FEW]), (CODED, "int4", [MANY]), (CODED, "int4", [FEW, MANY, MANY]), (EXACT, "float32", [FEW])],
-    ids=["inputs", "averages", "both", "float32"],
+    [
+        (CODED, "int4", [FEW]),
+        (CODED, "int4", [MANY]),
+        (CODED, "int4", [FEW, MANY, MANY]),
+        (EXACT, "float32", [FEW]),
+        (ADAM, "int4", [FEW, MANY]),
+        (TWO_BITS, "int2", [FEW, MANY]),
+    ],
+    ids=["inputs", "averages", "both", "float32", "adam", "two bits"],
 )
 def test_merges_are_taken_again_from_the_journal_to_the_same_bits(
     tmp_path: Path, step: OuterStep, codec: CodecName, islands: list[int], reopened_every: int
@@ -292,11 +303,29 @@ def test_merges_are_taken_again_at_the_outer_rate_that_they_were_taken_at(tmp_pa
         assert store.outer.state(FragmentId(0)).digest == digest
 
 
+def test_the_norm_of_an_outer_gradient_before_it_is_clipped_is_in_its_entry_and_then_on_the_tape(
+    tmp_path: Path,
+) -> None:
+    store, unlimited = coded_store(tmp_path / "limited", ADAM), coded_store(tmp_path / "unlimited")
+    for version in range(1, 4):
+        merged(store, version)
+        merged(unlimited, version)
+    journals = Journal(tmp_path / "limited", versions_kept=2), Journal(tmp_path / "unlimited", versions_kept=2)
+    limited, free = (journal.facts(FragmentId(0), Version(3)) for journal in journals)
+    assert ADAM.clip_norm < limited.gradient_norm < 3 * np.sqrt(VALUES)
+    assert free.gradient_norm is None
+    for facts in (limited, free):
+        event = events.MergeCompleted(1.0, FragmentId(0), Version(3), "d", 0.1, gradient_norm=facts.gradient_norm)
+        written = json.loads(to_json(event))
+        assert ("gradient_norm" in written) == (facts is limited)  # without a limit tapes are as they were
+        assert decode_tagged(written) == event
+
+
 def test_an_entry_from_before_the_outer_rate_changed_was_at_the_full_rate() -> None:
     facts, state = made(0, 3)
     prefix, _, header, *_ = storage.encode(facts, state)
     older = json.loads(bytes(header))
-    del older["outer_lr_ratio"]
+    del older["outer_lr_ratio"], older["gradient_norm"]
     text = json.dumps(older).encode()
     start = bytes(prefix[:8]) + struct.pack("<I", len(text)) + bytes(prefix[12:])
     assert storage.facts_of(start + struct.pack("<I", crc32c(text, crc32c(start))) + text).outer_lr_ratio == 1.0

@@ -13,6 +13,7 @@ from learners.group.follower import Follower
 from learners.group.leader import Leader
 from learners.group.link import Done, Line, LinkEnded, News, Prepared, TakeOuter, TakePeer, admitted, joined, listener
 from learners.island_arrays import State
+from learners.island_spec import IslandSpec
 from learners.loop import IslandLoop, LoopPlan
 from learners.outbox import Outbox
 from learners.state_transfer import FetchedState, put_together, windows
@@ -86,10 +87,16 @@ class Group:
         names = sorted(self.trainers[0].tensor_shapes())
         self.fragments = (tuple(names[::2]), tuple(names[1::2]))
         plan = LoopPlan(
-            self.fragments, 4, adoption, report_every_s=0.0, codec=codec, tokens_per_schedule_step=2 * TOKENS
+            self.fragments,
+            4,
+            adoption,
+            report_every_s=0.0,
+            codec=codec,
+            ramp=IslandSpec.of(spec).job.batch_ramp,
+            tokens_per_schedule_step=2 * TOKENS,
         )
         self.failures, self.losses = [], []
-        self.leader = Leader(lines, 2, TOKENS, self.failures.append, self.losses.append)
+        self.leader = Leader(lines, 2, IslandSpec.of(spec).tokens_of, self.failures.append, self.losses.append)
         self.ranks = [Rank(ends[rank], self.trainers[rank], replace(plan, rank=rank)) for rank in range(1, size)]
         self.outbox, self.offers, self.reports = Outbox(), {}, []
         self.loop = IslandLoop(self.trainers[0], replace(plan, rank=0), self.outbox, self.leader)
@@ -142,8 +149,8 @@ class Group:
 def group(make_job):
     made = []
 
-    def make(**settings) -> Group:
-        made.append(Group(make_job(), **settings))
+    def make(spec=None, **settings) -> Group:
+        made.append(Group(spec or make_job(), **settings))
         return made[-1]
 
     yield make
@@ -217,6 +224,20 @@ def test_offers_are_counted_as_of_the_step_of_their_snapshots(group):
     # a fragment is due every four steps of its own, and each offer has all tokens up to its snapshot
     assert [offer.tokens_total for offer in offers] == [offer.step * TOKENS for offer in offers]
     assert island.trainers[0].cursor() * TOKENS == max(report.tokens_total for report in island.until(Offer))
+
+
+def test_a_batch_that_grows_has_the_same_size_in_every_process_and_where_it_is_counted(group, make_job):
+    ramp = {"parts": 4, "tokens": 9 * 2 * TOKENS}
+    island = group(make_job(training={"batch_size": 4, "batch_ramp": ramp})).load()
+    island.loop.start()
+    offers = island.until(Offer, 14)
+    island.loop.flush()
+    island.until(Flushed)
+    assert not island.failures
+    # of 9 steps of the schedule 3 are in quarters of a batch (12 inner steps), 3 in halves (6) and 3 in three quarters (4)
+    parts = [1] * 12 + [2] * 6 + [3] * 4 + [4] * max(offer.step for offer in offers)
+    assert [offer.tokens_total for offer in offers] == [sum(parts[: offer.step]) * TOKENS // 4 for offer in offers]
+    assert offers[-1].step > 22
 
 
 def test_a_version_is_adopted_only_once_every_process_has_it(group):
@@ -392,7 +413,7 @@ def test_what_rank_0_fails_in_beside_an_order_leaves_no_answer_of_it_behind(grou
 # ── publications and states by host ───────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("codec", ["float32", "bfloat16", "int8", "int4", "e3m0"])
+@pytest.mark.parametrize("codec", ["float32", "bfloat16", "int8", "int4", "e3m0", "int2"])
 def test_each_process_is_sent_its_share_of_a_publication_and_has_the_bits_of_the_whole(group, codec):
     island = group(size=2, sliced=True, adoption="replace").load()
     island.loop.start()

@@ -50,6 +50,22 @@ def test_the_loss_falls_below_the_unigram_models_within_60_steps(new_trainer):
     assert {result.token_count for result in results} == {8 * 32}
 
 
+def test_a_growing_batch_trains_the_first_sequences_of_each_batch_in_as_many_tokens(new_trainer):
+    growing = {"parts": 4, "tokens": 6 * 2 * 4 * 32}
+    inner = {"warmup_steps": 5}
+    trainer = new_trainer(training={"batch_size": 4, "batch_ramp": growing, "inner_optimizer": inner})
+    results = [trainer.step(step) for step in range(8)]
+    assert [result.token_count for result in results] == [32 * part for part in (1, 1, 2, 2, 3, 3, 4, 4)]
+    assert trainer.cursor() == 8  # a batch has its place in the data, whatever part of it is trained
+    by_hand = new_trainer(training={"batch_size": 4, "inner_optimizer": inner})
+    by_hand._steps.clear()  # they are compiled for whole batches
+    whole = by_hand._batch()
+    by_hand._parameters, by_hand._state, loss, _ = by_hand.program(
+        by_hand._parameters, by_hand._state, by_hand.on_devices(whole[:1]), np.float32(1 / 5)
+    )
+    assert results[0].loss == pytest.approx(float(loss), rel=1e-5)
+
+
 def test_two_trainers_of_one_seed_stay_bit_identical_and_shards_differ(new_trainer):
     first, twin, sibling = new_trainer(), new_trainer(), new_trainer(shard_index=1)
     assert equal(parameters(first), parameters(sibling))

@@ -18,7 +18,8 @@ from orchestrator.errors import InternalError
 from orchestrator.parameters import kernels
 from orchestrator.parameters.codec.registry import CODEC_NAMES, codec
 from orchestrator.parameters.kernels import Encoded, twin
-from orchestrator.parameters.outer_optimizer import Nesterov, Sgd
+from orchestrator.parameters.outer_optimizer import Adam, Momentum, Nesterov, OuterOptimizer, Sgd, state_size
+from orchestrator.parameters.outer_optimizer import step as optimizer_step
 
 if kernels.IMPLEMENTATION == "numpy":
     assert "CI" not in os.environ or "ATOLL_KERNELS" in os.environ, (
@@ -82,6 +83,9 @@ def _same_bits(left: np.ndarray, right: np.ndarray) -> None:
         numbers = ~(np.isnan(left) & np.isnan(right))
         left, right = left[numbers], right[numbers]
     assert left.tobytes() == right.tobytes()
+
+
+OPTIMIZERS = (Sgd(0.3), Momentum(0.7, 0.6), Nesterov(0.7, 0.9), Adam(0.01, 0.9, 0.999, 1e-8))
 
 
 @given(CODECS, st.integers(1, 20_000), st.integers(0, 2**20), st.integers(0, 8), st.booleans(), THREADS)
@@ -168,33 +172,41 @@ def test_gram(names: list[str], piece: tuple[int, int], seed: int, special: int,
     st.lists(CODECS, min_size=1, max_size=16),
     PIECES,
     st.sampled_from(CODEC_NAMES),
-    st.booleans(),
+    st.sampled_from(OPTIMIZERS),
     st.booleans(),
     st.integers(0, 2**20),
     st.integers(0, 1),
     THREADS,
 )
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=80)
 def test_step(
-    names: list[str], piece: tuple[int, int], down: str, plain: bool, lost: bool, seed: int, special: int, threads: int
+    names: list[str],
+    piece: tuple[int, int],
+    down: str,
+    optimizer: OuterOptimizer,
+    lost: bool,
+    seed: int,
+    special: int,
+    threads: int,
 ) -> None:
     matrices, length = piece
     count = matrices * length
     inputs = _inputs(names if count < 100_000 else names[:3], count, seed, special)
     generator = np.random.default_rng(seed)
     mixing = generator.random((matrices, len(inputs)), np.float32)
-    anchor, momentum, residue = (_values(seed + k, count) for k in (100, 101, 102))
-    lossy = down != "float32"
+    anchor, first, residue, second = (_values(seed + k, count) for k in (100, 101, 102, 103))
+    moments = np.stack((first, np.abs(second)))[: optimizer.moment_count] if optimizer.moment_count else None
+    rule, lossy = optimizer.rule(seed % 7), down != "float32"
 
     def taken(module, threads: int) -> tuple[float, list[np.ndarray | None]]:  # type: ignore[no-untyped-def]
         made = [
             np.empty(count, np.float32),
-            None if plain else np.empty(count, np.float32),
+            None if moments is None else np.empty_like(moments),
             np.empty(count, np.float32) if lossy else None,
             np.full(codec(down).data_bytes(count), 77, np.uint8) if lossy else None,
         ]
-        before = (None if plain else momentum, residue if lost else None)
-        largest = module.step(inputs, mixing, 0.7, 0.9, down, anchor, *before, *made, threads)
+        before = (moments, residue if lost else None)
+        largest = module.step(inputs, mixing, rule, down, anchor, *before, *made, threads)
         return largest, made
 
     (largest, ours), (its_largest, its) = taken(native, threads), taken(twin, 1)
@@ -204,20 +216,22 @@ def test_step(
             _same_bits(left, right)
 
 
-@pytest.mark.parametrize("optimizer", [Nesterov(0.7, 0.9), Sgd(0.3)])
-def test_the_step_is_that_of_the_optimizer(optimizer: Nesterov | Sgd) -> None:
-    anchor, gradient, momentum = (_values(seed, 10_000) for seed in (1, 2, 3))
-    nesterov = isinstance(optimizer, Nesterov)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_the_step_is_that_of_the_optimizer(optimizer: OuterOptimizer) -> None:
+    anchor, gradient = (_values(seed, 10_000) for seed in (1, 2))
+    momentum = np.abs(_values(3, state_size(optimizer, 10_000)))
+    if optimizer.counts_steps:
+        momentum[-1] = 41
     taken = kernels.step(
         anchor,
         momentum,
         None,
         [Encoded("float32", gradient.view(np.uint8), gradient.size)],
         np.ones((1, 1), np.float32),
-        optimizer.lr,
-        optimizer.decay if nesterov else None,
+        optimizer,
     )
-    decrement, next_momentum = optimizer.step(gradient, momentum if nesterov else momentum[:0])
+    decrement, next_momentum = optimizer_step(optimizer, gradient, momentum)
+    assert not optimizer.counts_steps or next_momentum[-1] == 42
     _same_bits(taken.parameters, anchor - decrement)
     _same_bits(taken.momentum, next_momentum)
     assert taken.largest == np.abs(taken.parameters).max()
@@ -233,8 +247,7 @@ def test_nothing_is_lost_on_a_lossy_way_down(down: str) -> None:
         residue,
         [Encoded("float32", gradient.view(np.uint8), gradient.size)],
         np.ones((1, 1), np.float32),
-        0.5,
-        None,
+        Sgd(0.5),
         down,
     )
     assert taken.update is not None
@@ -255,7 +268,7 @@ def test_no_values_at_all() -> None:
     assert kernels.decode(nothing).size == 0
     assert kernels.examine(nothing, 7) == (0.0, 0.0, 7)
     assert not kernels.gram([nothing, nothing], 3).any()
-    assert kernels.step(empty, empty, None, [nothing], np.ones((1, 1)), 0.7, 0.9).largest == 0.0
+    assert kernels.step(empty, empty, None, [nothing], np.ones((1, 1)), Nesterov(0.7, 0.9)).largest == 0.0
 
 
 def test_sizes_that_do_not_fit_are_refused() -> None:
@@ -268,7 +281,9 @@ def test_sizes_that_do_not_fit_are_refused() -> None:
     with pytest.raises(InternalError, match="not 7 matrices"):
         kernels.gram([sound], 7)
     with pytest.raises(InternalError, match="do not fit their piece"):
-        kernels.step(values[:200], values, None, [sound], np.ones((1, 1)), 0.7, 0.9)
+        kernels.step(values[:200], values, None, [sound], np.ones((1, 1)), Nesterov(0.7, 0.9))
+    with pytest.raises(InternalError, match="300 values of the optimizer's state are not the 601 of its piece"):
+        kernels.step(values, values, None, [sound], np.ones((1, 1)), Adam(0.1, 0.9, 0.99, 1e-8))
     with pytest.raises(InternalError, match="combined"):
         kernels.decode(sound, values[:10])
 
@@ -291,6 +306,7 @@ import numpy as np
 from orchestrator.parameters import kernels
 from orchestrator.parameters.codec.registry import CODEC_NAMES
 from orchestrator.parameters.kernels import Encoded
+from orchestrator.parameters.outer_optimizer import Adam, Nesterov
 from orchestrator.parameters.tensors import digest
 generator = np.random.default_rng(0)
 anchor, momentum, residue = (generator.standard_normal(70_000, dtype=np.float32) for _ in range(3))
@@ -300,7 +316,10 @@ for name in CODEC_NAMES:
     inputs = [Encoded(name, kernels.encode(name, each), each.size) for each in values]
     products = kernels.gram(inputs, 7)
     lost = None if name == "float32" else residue
-    step = kernels.step(anchor, momentum, lost, inputs, products[:, 0] * 1e-5, 0.7, 0.9, name)
+    state = np.concatenate([momentum, np.abs(momentum), [np.float32(3)]])
+    step = kernels.step(anchor, momentum, lost, inputs, products[:, 0] * 1e-5, Nesterov(0.7, 0.9), name)
+    adam = kernels.step(anchor, state, lost, inputs, products[:, 0] * 1e-5, Adam(0.01, 0.9, 0.999, 1e-8), name)
+    made[name + " adam"] = np.concatenate([adam.parameters, adam.momentum])
     made[name] = np.concatenate([products.reshape(-1).view(np.float32), step.parameters, step.momentum])
     made[name + " examined"] = np.array(kernels.examine(inputs[0], 7)).view(np.float32)
     if step.update is not None:

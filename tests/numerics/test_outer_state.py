@@ -13,7 +13,8 @@ from orchestrator.parameters import tensors, wire_format
 from orchestrator.parameters.codec.registry import CODEC_NAMES
 from orchestrator.parameters.kernels import Encoded
 from orchestrator.parameters.kernels.twin import CHUNK_VALUES
-from orchestrator.parameters.outer_optimizer import Nesterov, Sgd
+from orchestrator.parameters.outer_optimizer import Nesterov, Sgd, initial_state
+from orchestrator.parameters.outer_optimizer import step as optimizer_step
 from orchestrator.parameters.outer_state import Averaging, NotFinite, OuterState, OuterStep, outer_step
 from orchestrator.parameters.pieces import Role, joined, taken
 from orchestrator.parameters.wire_format import displacement, encoded
@@ -94,7 +95,7 @@ def test_a_tensor_of_many_blocks_takes_the_step_of_the_whole(averaging, offset):
     displacements = [anchor - replica for replica in replicas]
     inputs = [float32_values(each) for each in displacements]
     found = outer_step(anchor, momentum, None, inputs, weights, OuterStep(averaging, NESTEROV))
-    decrement, next_momentum = NESTEROV.step(average(displacements, weights, averaging), momentum)
+    decrement, next_momentum = optimizer_step(NESTEROV, average(displacements, weights, averaging), momentum)
     np.testing.assert_allclose(found.parameters, anchor - decrement, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(found.momentum, next_momentum, rtol=1e-5, atol=1e-6)
     assert found.residue is None
@@ -279,7 +280,7 @@ def test_every_layer_and_expert_of_a_stacked_tensor_has_a_direction_of_its_own()
     def alone(name, index, averaging=Averaging.RADIAL):
         matrix = np.ascontiguousarray(anchor[name][index])
         displacements = [float32_values(matrix - arrays[name][index]) for arrays, _ in inputs]
-        momentum = NESTEROV.initial_momentum(matrix.reshape(-1))
+        momentum = initial_state(NESTEROV, matrix.size)
         return outer_step(matrix, momentum, None, displacements, weights, OuterStep(averaging, NESTEROV)).parameters
 
     for layer in range(3):

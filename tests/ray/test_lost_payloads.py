@@ -25,8 +25,9 @@ from orchestrator.core.vocabulary import (
 )
 from orchestrator.errors import InternalError
 from orchestrator.host.job_context import JobContext, Timers
-from orchestrator.parameters import outer_optimizer, wire_format
+from orchestrator.parameters import wire_format
 from orchestrator.parameters.journal import Journal
+from orchestrator.parameters.outer_optimizer import Sgd
 from orchestrator.parameters.outer_state import Averaging, OuterState, OuterStep
 from orchestrator.parameters.shard import Held, ParameterShard
 from orchestrator.specification.config import parse_job
@@ -54,7 +55,7 @@ class Closed:
 @pytest.fixture
 def shard(tmp_path: Path) -> ParameterShard:
     """A link heard the island's standing offer before the pump came to the restart, and the shard holds its bytes."""
-    optimizer = outer_optimizer.create("sgd", 1.0, 0.0)
+    optimizer = Sgd(1.0)
     made = ParameterShard(Journal(tmp_path), Epoch(2), lambda _, work: work())
     made.seed(OuterState({"w": np.zeros(3, np.float32)}, (("w",),), OuterStep(Averaging.MEAN, optimizer)), {})
     assert isinstance(made.receive(PAYLOAD, FragmentId(0), wire_format.encode({"w": np.ones(3, np.float32)})), Held)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Literal, Protocol, get_args
 if TYPE_CHECKING:
     from orchestrator.parameters.tensors import Array
 
-CodecName = Literal["float32", "bfloat16", "int8", "int4", "e3m0"]
+CodecName = Literal["float32", "bfloat16", "int8", "int4", "e3m0", "int2"]
 """The values that a specification's ``synchroniser.wire`` may have."""
 CODEC_NAMES: tuple[CodecName, ...] = get_args(CodecName)
 EXACT: CodecName = "float32"

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from orchestrator.errors import InternalError
 from orchestrator.parameters.codec.registry import EXACT, CodecName, codec
 from orchestrator.parameters.kernels import twin
+from orchestrator.parameters.outer_optimizer import OuterOptimizer, count_step, initial_state, moments_of, state_size
 from orchestrator.parameters.tensors import Array
 
 log = logging.getLogger(__name__)
@@ -68,7 +69,8 @@ class Examination(NamedTuple):
 class Step:
     """The result of an outer step on a piece. All arrays are flat.
 
-    parameters  Θ', momentum μ' (empty if the optimizer has none)
+    parameters  Θ'
+    momentum    the optimizer's next state (empty if it has none)
     residue     what the downlink's codec lost of the update; None if the downlink is float32
     update      Θ' − Θ as the downlink's codec writes it, to the bit; None if the downlink is float32
     largest     the largest magnitude in Θ'; NaN if a value is not a number
@@ -123,18 +125,17 @@ def step(
     residue: Array | None,
     inputs: Sequence[Encoded],
     mixing: Array,
-    lr: float,
-    decay: float | None,
+    optimizer: OuterOptimizer,
     down_codec: CodecName = EXACT,
     threads: int | None = None,
 ) -> Step:
     """Take an outer step on a piece.
 
-    anchor      (n,) Θ;  momentum (n,) μ, or empty
+    anchor      (n,) Θ
+    momentum    the optimizer's state
     residue     (n,) what earlier updates lost, to be made up for; None for nothing
     inputs      M times Δ_m
     mixing      (matrix_count, M) the a_m of each matrix
-    decay       of the momentum; None for plain gradient descent
     """
     data, value_count = _inputs(inputs)
     _require_divisible(value_count, len(mixing))
@@ -142,9 +143,15 @@ def step(
     if anchor.size != value_count or mixing.shape[1] != len(inputs):
         raise InternalError(detail=f"{len(inputs)} inputs of {value_count} values do not fit their piece.")
     flat = _flat(anchor)
-    before = None if decay is None else _like(momentum, flat)
-    next_parameters = np.empty_like(flat)
-    next_momentum = np.empty(0 if before is None else flat.size, np.float32)
+    if momentum.size != (needed := state_size(optimizer, flat.size)):
+        raise InternalError(
+            detail=f"{momentum.size} values of the optimizer's state are not the {needed} of its piece."
+        )
+    before, steps_taken = moments_of(optimizer, _flat(momentum))
+    next_parameters, next_momentum = np.empty_like(flat), initial_state(optimizer, flat.size)
+    after, _ = moments_of(optimizer, next_momentum)
+    count_step(optimizer, next_momentum, steps_taken)
+    has_moments = optimizer.moment_count > 0
     next_residue = np.empty_like(flat) if lossy else None
     update = np.empty(codec(down_codec).data_bytes(flat.size), np.uint8) if lossy else None
     largest = 0.0
@@ -152,14 +159,13 @@ def step(
         largest = _module(inputs).step(
             data,
             np.ascontiguousarray(mixing, np.float32),
-            lr,
-            0.0 if decay is None else decay,
+            optimizer.rule(steps_taken),
             down_codec,
             flat,
-            before,
+            before if has_moments else None,
             _like(residue, flat),
             next_parameters,
-            None if before is None else next_momentum,
+            after if has_moments else None,
             next_residue,
             update,
             _threads(threads),

@@ -19,6 +19,9 @@
 #include <immintrin.h>
 #endif
 
+/* The threshold of int2 in mean magnitudes, the float32 of codecs.py. */
+#define INT2_THRESHOLD 0x1.3af1dep+0f
+
 enum { LANES = 16, ROW_VALUES = 512, THREADS_MAX = 64 };
 
 static inline int64_t block_count(int64_t n) { return (n + BLOCK_VALUES - 1) / BLOCK_VALUES; }
@@ -58,6 +61,31 @@ static float scale_of(int codec, uint32_t largest_bits, uint8_t *stored)
     return inverse;
 }
 
+/* Write the scale of a block of int2 that has this sum of |x|·q and this sum of q². Return whether its codes count. */
+static bool int2_scale(float sum, float squares, uint8_t *stored)
+{
+    float scale = sum / squares;
+    uint32_t bits;
+    memcpy(&bits, &scale, 4);
+    uint16_t half = 0x7FC0; /* not a number */
+    bool finite = (bits & 0x7FFFFFFF) < 0x7F800000;
+    if (finite) {
+        half = (uint16_t)((bits + 0x7FFF + (bits >> 16 & 1)) >> 16); /* to nearest, ties to even */
+        uint8_t bytes[2] = {(uint8_t)half, (uint8_t)(half >> 8)};
+        if (widened(bytes) < 0x1p-100f)
+            half = 0;
+    }
+    stored[0] = (uint8_t)half;
+    stored[1] = (uint8_t)(half >> 8);
+    return finite && half != 0;
+}
+
+/* The bytes of so many codes. */
+static inline int64_t code_bytes(int codec, int64_t count)
+{
+    return codec == INT8 ? count : codec == INT2 ? (count + 3) / 4 : (count + 1) / 2;
+}
+
 struct loops {
     void (*decode_row)(int codec, const uint8_t *data, int64_t n, int64_t start, int count, float *values);
     void (*encode_row)(int codec, const float *values, uint8_t *data, int64_t n, int64_t start, int count, float *decoded);
@@ -65,7 +93,9 @@ struct loops {
     void (*examine)(const float *values, int count, float *sums, uint32_t *largest);
     uint32_t (*largest_bits)(const float *values, int count);
     void (*weighted_sum)(const float *const *rows, int row_count, const float *mixing, int from, int to, float *sum);
-    void (*update)(float *gradient, const float *momentum, float *next_momentum, float lr, float decay, int count);
+    void (*update)(
+        const struct rule *rule, float *gradient, const float *first, const float *second, float *next_first,
+        float *next_second, int count);
     void (*subtract)(const float *a, const float *b, int count, float *result);
     void (*add)(const float *a, const float *b, int count, float *result);
 };
@@ -387,11 +417,11 @@ struct examination {
 static void regions_of(int codec, int64_t n, int64_t start, int64_t end, int64_t from[2], int64_t size[2])
 {
     bool blocks = codec != FLOAT32 && codec != BFLOAT16;
-    int halves = codec == FLOAT32 ? 8 : codec == BFLOAT16 ? 4 : codec == INT8 ? 2 : 1; /* bytes of two values */
+    int bits = codec == FLOAT32 ? 32 : codec == BFLOAT16 ? 16 : codec == INT8 ? 8 : codec == INT2 ? 2 : 4;
     from[0] = blocks ? 2 * block_count(start) : 0;
     size[0] = blocks ? 2 * block_count(end) - from[0] : 0;
-    from[1] = (blocks ? 2 * block_count(n) : 0) + start * halves / 2;
-    size[1] = (end * halves + 1) / 2 - start * halves / 2;
+    from[1] = (blocks ? 2 * block_count(n) : 0) + start * bits / 8;
+    size[1] = (end * bits + 7) / 8 - start * bits / 8;
 }
 
 static void examine_group(void *context, int64_t number)
@@ -477,6 +507,8 @@ static void step_chunk(void *context, int64_t number)
     int64_t start = number * CHUNK_VALUES, count = smaller(CHUNK_VALUES, step->n - start);
     const float *rows[INPUTS_MAX];
     float scratch[16 * ROW_ROOM], update[ROW_VALUES], made[ROW_VALUES], decoded[ROW_VALUES]; /* more than 16 inputs are rare */
+    float moments[MOMENTS_MAX][ROW_VALUES];
+    int moment_count = step->rule.kind == SGD ? 0 : step->rule.kind == ADAM ? 2 : 1;
     float *decoding = step->input_count <= 16 ? scratch : malloc(sizeof(float) * ROW_ROOM * (size_t)step->input_count);
     uint32_t largest = decoding == NULL ? 0x7FC00000 : 0;
     int64_t length = step->n / step->matrix_count;
@@ -490,9 +522,11 @@ static void step_chunk(void *context, int64_t number)
             loops->weighted_sum(rows, step->input_count, step->mixing + matrix * step->input_count, from, to, update);
             from = to;
         }
-        loops->update(update, step->momentum == NULL ? NULL : step->momentum + at, made, step->lr, step->decay, size);
-        if (step->momentum != NULL)
-            streamed(made, size, step->next_momentum + at);
+        const float *first = moment_count > 0 ? step->moments + at : NULL;
+        const float *second = moment_count > 1 ? step->moments + step->n + at : NULL;
+        loops->update(&step->rule, update, first, second, moments[0], moments[1], size);
+        for (int moment = 0; moment < moment_count; moment++)
+            streamed(moments[moment], size, step->next_moments + moment * step->n + at);
         const float *residue = step->residue == NULL ? NULL : step->residue + at;
         if (step->encoded == NULL) {
             loops->subtract(step->anchor + at, update, size, made);

@@ -6,7 +6,7 @@
 
 #include <stdint.h>
 
-enum { FLOAT32, BFLOAT16, INT8, INT4, E3M0 };
+enum { FLOAT32, BFLOAT16, INT8, INT4, E3M0, INT2 };
 enum { BLOCK_VALUES = 128, CHUNK_VALUES = 4096, INPUTS_MAX = 256 };
 
 /* The values of one piece of one island, n of them, as their codec writes them. */
@@ -15,15 +15,24 @@ struct input {
     const uint8_t *data;
 };
 
-/* An outer step. Arrays of n values, but mixing: (matrix_count, input_count), row by row. momentum and next_momentum are NULL
- * for plain gradient descent, next_residue and encoded where the downlink is float32; residue may be NULL for zeros. */
+/* One step of an optimizer; outer_optimizer.Rule says what each number is, and rest is 1 minus a decay. */
+enum { SGD, MOMENTUM, NESTEROV, ADAM };
+enum { MOMENTS_MAX = 2 };
+struct rule {
+    int kind;
+    float lr, decay, rest, decay_square, rest_square, scale, scale_square, epsilon;
+};
+
+/* An outer step. Arrays of n values, but mixing: (matrix_count, input_count), row by row, and moments and next_moments: n values
+ * of each. These are NULL for plain gradient descent, next_residue and encoded where the downlink is float32; residue may be
+ * NULL for zeros. */
 struct step {
     int64_t n, matrix_count;
     int input_count, down_codec;
     const struct input *inputs;
-    const float *mixing, *anchor, *momentum, *residue;
-    float lr, decay;
-    float *next, *next_momentum, *next_residue;
+    const float *mixing, *anchor, *moments, *residue;
+    struct rule rule;
+    float *next, *next_moments, *next_residue;
     uint8_t *encoded;
 };
 

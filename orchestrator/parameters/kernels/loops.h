@@ -31,6 +31,21 @@ static inline __attribute__((always_inline)) words VARIANT(nibbles)(const uint8_
 #endif
 }
 
+/* WIDTH codes of two bits, the lowest ones of each byte first, in the lowest bits of as many words; others are above them. */
+static inline __attribute__((always_inline)) words VARIANT(quarters)(const uint8_t *codes)
+{
+    uint32_t a = 0;
+    memcpy(&a, codes, WIDTH / 4);
+#if WIDTH == 16
+    const words shifts = {0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30};
+    return (words){a, a, a, a, a, a, a, a, a, a, a, a, a, a, a, a} >> shifts;
+#elif WIDTH == 8
+    return (words){a, a, a, a, a, a, a, a} >> (words){0, 2, 4, 6, 8, 10, 12, 14};
+#else
+    return (words){a, a >> 2, a >> 4, a >> 6};
+#endif
+}
+
 /* A whole block's values. */
 static inline __attribute__((always_inline)) void VARIANT(decode_block)(
     int codec, const uint8_t *codes, float scale, float *values)
@@ -38,6 +53,15 @@ static inline __attribute__((always_inline)) void VARIANT(decode_block)(
     if (codec == INT8) {
         for (int i = 0; i < BLOCK_VALUES; i++)
             values[i] = (float)(int8_t)codes[i] * scale;
+        return;
+    }
+    if (codec == INT2) {
+        float small = 3 * scale, large = 10 * scale;
+        ints few = (ints)((lanes){0} + small), other = few ^ (ints)((lanes){0} + large);
+        for (int i = 0; i < BLOCK_VALUES; i += WIDTH) {
+            ints pairs = (ints)VARIANT(quarters)(codes + i / 4);
+            *(ints *)(values + i) = (few ^ (other & -(pairs & 1))) ^ ((pairs & 2) << 30);
+        }
         return;
     }
 #if WIDTH == 16 /* a register holds the values of all nibbles, and one instruction looks them up */
@@ -78,8 +102,8 @@ static void VARIANT(decode_row)(int codec, const uint8_t *data, int64_t n, int64
         return;
     }
     const uint8_t *scales = data + 2 * (start / BLOCK_VALUES);
-    const uint8_t *codes = data + 2 * block_count(n) + (codec == INT8 ? start : start / 2);
-    for (int done = 0; done < count; done += BLOCK_VALUES, scales += 2, codes += codec == INT8 ? 128 : 64) {
+    const uint8_t *codes = data + 2 * block_count(n) + code_bytes(codec, start);
+    for (int done = 0; done < count; done += BLOCK_VALUES, scales += 2, codes += code_bytes(codec, BLOCK_VALUES)) {
         float scale = widened(scales);
         int size = count - done < BLOCK_VALUES ? count - done : BLOCK_VALUES;
         if (size == BLOCK_VALUES) { /* each codec has a loop of its own */
@@ -87,16 +111,60 @@ static void VARIANT(decode_row)(int codec, const uint8_t *data, int64_t n, int64
                 VARIANT(decode_block)(INT4, codes, scale, values + done);
             else if (codec == E3M0)
                 VARIANT(decode_block)(E3M0, codes, scale, values + done);
+            else if (codec == INT2)
+                VARIANT(decode_block)(INT2, codes, scale, values + done);
             else
                 VARIANT(decode_block)(INT8, codes, scale, values + done);
         } else {
             uint8_t padded[BLOCK_VALUES] = {0};
             float block[BLOCK_VALUES];
-            memcpy(padded, codes, (size_t)(codec == INT8 ? size : (size + 1) / 2));
+            memcpy(padded, codes, (size_t)code_bytes(codec, size));
             VARIANT(decode_block)(codec, padded, scale, block);
             memcpy(values + done, block, 4 * (size_t)size);
         }
     }
+}
+
+/* The sum of a block's values, of LANES, which are then added in order. */
+static inline __attribute__((always_inline)) float VARIANT(block_sum)(const float *values)
+{
+    lanes sums[LANES / WIDTH] = {{0}};
+    for (int i = 0; i < BLOCK_VALUES; i += LANES)
+        for (int part = 0; part < LANES / WIDTH; part++)
+            sums[part] += *(const lanes *)(values + i + part * WIDTH);
+    float each[LANES], total = 0;
+    memcpy(each, sums, sizeof each);
+    for (int lane = 0; lane < LANES; lane++)
+        total += each[lane];
+    return total;
+}
+
+/* Write the scale and the codes of a block in int2, of size values and zeros behind them. */
+static void VARIANT(encode_int2)(const float *block, int size, uint8_t *scale, uint8_t *codes)
+{
+    float magnitudes[BLOCK_VALUES], products[BLOCK_VALUES];
+    int32_t units[BLOCK_VALUES];
+    for (int i = 0; i < BLOCK_VALUES; i += WIDTH)
+        *(ints *)(magnitudes + i) = *(const ints *)(block + i) & 0x7FFFFFFF;
+    float threshold = VARIANT(block_sum)(magnitudes) * (INT2_THRESHOLD / (float)size);
+    ints larger = {0};
+    for (int i = 0; i < BLOCK_VALUES; i += WIDTH) {
+        lanes magnitude = *(const lanes *)(magnitudes + i);
+        ints is_large = magnitude > threshold;
+        larger -= is_large;
+        *(lanes *)(products + i) = magnitude * __builtin_convertvector(3 + (is_large & 7), lanes);
+        *(ints *)(units + i) = (is_large & 1) | ((ints)((words)*(const ints *)(block + i) >> 30) & 2);
+    }
+    int large = 0;
+    for (int lane = 0; lane < WIDTH; lane++)
+        large += larger[lane];
+    uint8_t packed[BLOCK_VALUES / 4] = {0};
+    if (int2_scale(VARIANT(block_sum)(products), (float)(9 * (size - large) + 100 * large), scale))
+        for (int i = 0; i < BLOCK_VALUES / 4; i++)
+            packed[i] = (uint8_t)(units[4 * i] | units[4 * i + 1] << 2 | units[4 * i + 2] << 4 | units[4 * i + 3] << 6);
+    if (size % 4 != 0) /* nothing behind the last value */
+        packed[size / 4] &= (uint8_t)((1 << 2 * (size % 4)) - 1);
+    memcpy(codes, packed, (size_t)code_bytes(INT2, size));
 }
 
 /* Encode values start to start + count of n. Where decoded is not NULL it becomes what a receiver will read. */
@@ -116,8 +184,8 @@ static void VARIANT(encode_row)(
         }
     } else {
         uint8_t *scales = data + 2 * (start / BLOCK_VALUES);
-        uint8_t *codes = data + 2 * block_count(n) + (codec == INT8 ? start : start / 2);
-        for (int done = 0; done < count; done += BLOCK_VALUES, scales += 2, codes += codec == INT8 ? 128 : 64) {
+        uint8_t *codes = data + 2 * block_count(n) + code_bytes(codec, start);
+        for (int done = 0; done < count; done += BLOCK_VALUES, scales += 2, codes += code_bytes(codec, BLOCK_VALUES)) {
             int size = count - done < BLOCK_VALUES ? count - done : BLOCK_VALUES;
             const float *block = values + done;
             float padded[BLOCK_VALUES] = {0};
@@ -125,6 +193,10 @@ static void VARIANT(encode_row)(
             if (size < BLOCK_VALUES) {
                 memcpy(padded, block, 4 * (size_t)size);
                 block = padded;
+            }
+            if (codec == INT2) {
+                VARIANT(encode_int2)(block, size, scales, codes);
+                continue;
             }
             ints largest = {0};
             for (int i = 0; i < BLOCK_VALUES; i += WIDTH) {
@@ -165,7 +237,7 @@ static void VARIANT(encode_row)(
                 for (int i = 0; i < BLOCK_VALUES / 2; i++)
                     packed[i] = (uint8_t)((units[2 * i] & 15) | (units[2 * i + 1] & 15) << 4);
             }
-            memcpy(codes, packed, (size_t)(codec == INT8 ? size : (size + 1) / 2));
+            memcpy(codes, packed, (size_t)code_bytes(codec, size));
         }
     }
     if (decoded != NULL)
@@ -272,20 +344,36 @@ static void VARIANT(weighted_sum)(
     }
 }
 
-/* gradient becomes what is subtracted from Θ. Without momentum (NULL) the step is that of plain gradient descent. */
+/* gradient becomes what is subtracted from Θ. first and second are the moments that the rule has. */
 static void VARIANT(update)(
-    float *restrict gradient, const float *restrict momentum, float *restrict next_momentum, float lr, float decay,
-    int count)
+    const struct rule *rule, float *restrict gradient, const float *restrict first, const float *restrict second,
+    float *restrict next_first, float *restrict next_second, int count)
 {
-    if (momentum == NULL) {
+    struct rule r = *rule;
+    if (r.kind == SGD) {
         for (int i = 0; i < count; i++)
-            gradient[i] = lr * gradient[i];
-        return;
-    }
-    for (int i = 0; i < count; i++) {
-        float next = momentum[i] * decay + gradient[i];
-        next_momentum[i] = next;
-        gradient[i] = (next * decay + gradient[i]) * lr;
+            gradient[i] = r.lr * gradient[i];
+    } else if (r.kind == MOMENTUM) {
+        for (int i = 0; i < count; i++) {
+            float next = first[i] * r.decay + gradient[i];
+            next_first[i] = next;
+            gradient[i] = next * r.lr;
+        }
+    } else if (r.kind == NESTEROV) {
+        for (int i = 0; i < count; i++) {
+            float next = first[i] * r.decay + gradient[i];
+            next_first[i] = next;
+            gradient[i] = (next * r.decay + gradient[i]) * r.lr;
+        }
+    } else {
+        for (int i = 0; i < count; i++) {
+            float mean = r.decay * first[i] + r.rest * gradient[i];
+            float square = r.decay_square * second[i] + r.rest_square * (gradient[i] * gradient[i]);
+            next_first[i] = mean;
+            next_second[i] = square;
+            float width = __builtin_sqrtf(square * r.scale_square) + r.epsilon;
+            gradient[i] = r.lr * ((mean * r.scale) / width);
+        }
     }
 }
 

@@ -15,17 +15,20 @@ cdef extern from "kernels.h":
     ctypedef struct Input "struct input":
         int codec
         const uint8_t *data
+    ctypedef struct Rule "struct rule":
+        int kind
+        float lr, decay, rest, decay_square, rest_square, scale, scale_square, epsilon
     ctypedef struct Step "struct step":
         int64_t n, matrix_count
         int input_count, down_codec
         const Input *inputs
         const float *mixing
         const float *anchor
-        const float *momentum
+        const float *moments
         const float *residue
-        float lr, decay
+        Rule rule
         float *next
-        float *next_momentum
+        float *next_moments
         float *next_residue
         uint8_t *encoded
     const char *kernels_instructions()
@@ -36,7 +39,7 @@ cdef extern from "kernels.h":
     int kernels_examine(Input, int64_t, float *, double *, uint32_t *, int) nogil
     float kernels_step(const Step *, int) nogil
 
-CODECS = {"float32": 0, "bfloat16": 1, "int8": 2, "int4": 3, "e3m0": 4}
+CODECS = {"float32": 0, "bfloat16": 1, "int8": 2, "int4": 3, "e3m0": 4, "int2": 5}
 INPUT_COUNT_MAX = INPUTS_MAX
 INSTRUCTIONS = kernels_instructions().decode()
 
@@ -107,8 +110,8 @@ def gram(inputs, int64_t value_count, int64_t matrix_count, int threads):
 
 
 def step(
-    inputs, const float[:, ::1] mixing, float lr, float decay, down_codec, const float[::1] anchor, const float[::1] momentum,
-    const float[::1] residue, float[::1] next_parameters, float[::1] next_momentum, float[::1] next_residue,
+    inputs, const float[:, ::1] mixing, rule, down_codec, const float[::1] anchor, const float[:, ::1] moments,
+    const float[::1] residue, float[::1] next_parameters, float[:, ::1] next_moments, float[::1] next_residue,
     uint8_t[::1] update, int threads,
 ):
     cdef Input filled[INPUTS_MAX]
@@ -119,9 +122,15 @@ def step(
     described.input_count, described.inputs = len(inputs), filled
     described.down_codec = CODECS[down_codec]
     described.mixing, described.anchor = &mixing[0, 0], &anchor[0]
-    described.momentum, described.residue = values_of(momentum), values_of(residue)
-    described.lr, described.decay = lr, decay
-    described.next, described.next_momentum = &next_parameters[0], written_of(next_momentum)
+    described.moments = NULL if moments is None else &moments[0, 0]
+    described.residue = values_of(residue)
+    described.rule.kind, described.rule.lr = rule.kind, rule.lr
+    described.rule.decay, described.rule.rest = rule.decay, 1 - rule.decay
+    described.rule.decay_square, described.rule.rest_square = rule.decay_square, 1 - rule.decay_square
+    described.rule.scale, described.rule.scale_square = rule.scale, rule.scale_square
+    described.rule.epsilon = rule.epsilon
+    described.next = &next_parameters[0]
+    described.next_moments = NULL if next_moments is None else &next_moments[0, 0]
     described.next_residue = written_of(next_residue)
     described.encoded = NULL if update is None else &update[0]
     with nogil:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from orchestrator.parameters.codec.codecs import BLOCK_VALUES
 from orchestrator.parameters.codec.registry import CodecName, codec
-from orchestrator.parameters.outer_optimizer import Nesterov, Sgd
+from orchestrator.parameters.outer_optimizer import Rule, taken
 from orchestrator.parameters.tensors import Array
 
 CHUNK_VALUES = 4096
@@ -79,14 +79,13 @@ def gram(inputs: Sequence[Input], value_count: int, matrix_count: int, threads: 
 def step(
     inputs: Sequence[Input],
     mixing: Array,
-    lr: float,
-    decay: float,
+    rule: Rule,
     down_codec: CodecName,
     anchor: Array,
-    momentum: Array | None,
+    moments: Array | None,
     residue: Array | None,
     next_parameters: Array,
-    next_momentum: Array | None,
+    next_moments: Array | None,
     next_residue: Array | None,
     update: Data | None,
     threads: int,
@@ -94,7 +93,7 @@ def step(
     """Take an outer step and return the largest magnitude of the next parameters; NaN if one is not a number.
 
     Δ = Σ a_m Δ_m, added in the order of the inputs, a of the value's matrix   (mixing: (matrix_count, M) float32)
-    s = lr·(Δ + decay·μ'),  μ' = decay·μ + Δ        or, without momentum,      s = lr·Δ
+    s = the decrement of ``outer_optimizer.taken``  (moments: (moment_count, n), None without)
     Θ' = Θ − s                                      or, if the downlink is lossy (residue e, codec Q),
     u = e − s,   Θ' = Θ + Q⁻¹(Q(u)),   e' = u − Q⁻¹(Q(u));   Q(u) is the update
     """
@@ -108,10 +107,9 @@ def step(
                 own[where] = mixing[matrix, 0] * rows[0][where]
                 for weight, row in zip(mixing[matrix, 1:], rows[1:], strict=True):
                     own[where] += weight * row[where]
-            if momentum is None or next_momentum is None:
-                own, _ = Sgd(lr).step(own, own[:0])
-            else:
-                own, next_momentum[part] = Nesterov(lr, decay).step(own, momentum[part])
+            own, after = taken(rule, own, own[None, :0] if moments is None else moments[:, part])
+            if next_moments is not None:
+                next_moments[:, part] = after
             lost = np.zeros_like(own) if residue is None else residue[part]
             if next_residue is None or update is None:
                 next_parameters[part] = anchor[part] - own

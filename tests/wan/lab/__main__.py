@@ -1,6 +1,6 @@
 """``make wan-lab``: the same training on the same lines, held together by all-reduces and by the service, side by side.
 
-    python -m tests.wan.lab [quick|full|small] [--only METHOD …] [--no-loss] [--folder FOLDER] [--json]
+    python -m tests.wan.lab [quick|full|small] [--only METHOD …] [--megabits RATE …] [--no-loss] [--folder FOLDER] [--json]
 
 Needs root, for network namespaces, and iproute2, util-linux and gcc. Regions, lines, processes and the cluster are removed
 at the end, also by Ctrl-C; what was measured until then is kept in the folder: outcome.json, tables.md, utilisation.svg.
@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from tests.bench.goals import exit_code, told
@@ -156,6 +157,13 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("setting", nargs="?", default="quick", choices=tuple(SETTINGS))
     parser.add_argument("--only", nargs="+", default=[], metavar="METHOD", help="methods or codecs")
+    parser.add_argument(
+        "--megabits",
+        nargs="+",
+        type=float,
+        metavar="RATE",
+        help="only these rates, without far, lossy and struck lines",
+    )
     parser.add_argument("--no-loss", action="store_true", help="without nano's real training")
     parser.add_argument("--folder", type=Path, help="for what was measured; by default runs/wan-lab/ and the time")
     parser.add_argument("--json", action="store_true", help="the outcome as JSON instead of tables")
@@ -165,6 +173,8 @@ def main(arguments: Sequence[str]) -> int:
         return 2
     folder = options.folder or Path("runs", "wan-lab", time.strftime("%Y-%m-%d-%H%M%S"))
     plan: Plan = SETTINGS[options.setting]
+    if options.megabits:
+        plan = replace(plan, megabits=tuple(options.megabits), round_trips_s=(), frame_loss_ratios=())
     outcome = Outcome(plan)
     signal.signal(signal.SIGINT, _interrupt)
     signal.signal(signal.SIGTERM, _interrupt)

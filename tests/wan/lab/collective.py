@@ -28,7 +28,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from orchestrator.parameters import fragment_map
-from orchestrator.parameters.outer_optimizer import Nesterov
+from orchestrator.parameters.outer_optimizer import Nesterov, initial_state
+from orchestrator.parameters.outer_optimizer import step as outer_step
 from orchestrator.simulation.bandwidth import BACKWARD_RATIO
 
 METHODS = ("data-parallel", "diloco", "streaming-diloco")
@@ -206,13 +207,13 @@ def diloco(island: Island, reduce: AllReduce, setting: dict[str, Any]) -> Iterat
     """Everybody waits while all of it travels, every H steps."""
     outer, interval = _outer(setting), setting["interval_steps"]
     anchor = island.vector(0).copy()
-    momentum, steps = outer.initial_momentum(anchor), 0
+    momentum, steps = initial_state(outer, anchor.size), 0
     while True:
         island.step()
         steps += 1
         if steps % interval == 0:
             mean = reduce.start(anchor - island.vector(0)).result()
-            decrement, momentum = outer.step(mean, momentum)
+            decrement, momentum = outer_step(outer, mean, momentum)
             anchor = anchor - decrement
             island.replace(0, anchor)
         yield
@@ -223,7 +224,7 @@ def streaming_diloco(island: Island, reduce: AllReduce, setting: dict[str, Any])
     outer, count = _outer(setting), len(island.fragments)
     gap, overlap = max(1, setting["interval_steps"] // count), setting["overlap_steps"]
     anchors = [island.vector(fragment).copy() for fragment in range(count)]
-    momenta = [outer.initial_momentum(anchor) for anchor in anchors]
+    momenta = [initial_state(outer, anchor.size) for anchor in anchors]
     under_way: list[tuple[int, int, Future[Vector]]] = []
     steps = 0
     while True:
@@ -234,7 +235,7 @@ def streaming_diloco(island: Island, reduce: AllReduce, setting: dict[str, Any])
             under_way.append((steps + overlap, fragment, reduce.start(anchors[fragment] - island.vector(fragment))))
         if under_way and under_way[0][0] <= steps:
             _, fragment, mean = under_way.pop(0)
-            decrement, momenta[fragment] = outer.step(mean.result(), momenta[fragment])
+            decrement, momenta[fragment] = outer_step(outer, mean.result(), momenta[fragment])
             anchors[fragment] = anchors[fragment] - decrement
             island.replace(fragment, MIXING * island.vector(fragment) + (1 - MIXING) * anchors[fragment])
         yield

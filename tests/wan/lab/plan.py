@@ -49,7 +49,7 @@ class Plan:
     frame_loss_ratios: tuple[float, ...] = (0.001, 0.01)
     narrow_ratio: float = 0.01
     collectives: tuple[str, ...] = METHODS
-    codecs: tuple[str, ...] = ("float32", "int8", "int4")
+    codecs: tuple[str, ...] = ("float32", "int8", "int4", "int2")
     window_s: float = 8.0
     window_max_s: float = 60.0
     loss_steps: int = 180
@@ -88,7 +88,7 @@ FULL = replace(
     QUICK,
     megabits=(1, 1.7, 4, 6.4, 10, 20, 40, 60, 100, 200, 400, 1_000, 2_500, 10_000),
     round_trips_s=(0.002, 0.01, 0.03, 0.06, 0.1, 0.15),
-    codecs=("float32", "bfloat16", "int8", "int4", "e3m0"),
+    codecs=("float32", "bfloat16", "int8", "int4", "e3m0", "int2"),
     loss_steps=960,
     window_s=30.0,
     window_max_s=600.0,
