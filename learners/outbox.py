@@ -134,6 +134,11 @@ def thread_ids() -> frozenset[int]:
     return frozenset(int(task.name) for task in Path("/proc/self/task").iterdir()) if _PER_THREAD else frozenset()
 
 
+def python_thread_ids() -> frozenset[int]:
+    """Return the threads of this process that Python has started."""
+    return frozenset(thread.native_id for thread in threading.enumerate() if thread.native_id is not None)
+
+
 def lower_priority_of_new(before: frozenset[int], niceness: int = TRAINING_NICENESS) -> None:
     """Lower the priority of this thread, and of every thread that is not in ``before``."""
     lower_priority(niceness)
