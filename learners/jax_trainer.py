@@ -31,7 +31,7 @@ from learners.contract import Arrays, Batch, HeldOutLoss, HeldPart, HostCopy, St
 from learners.inner_step import DescentCheck
 from learners.island_spec import Document, IslandSpec
 from learners.models.model import pairs
-from learners.outbox import lower_priority
+from learners.outbox import LOWEST_NICENESS, lower_priority
 from learners.resharding import Draw
 from learners.text import Text
 from orchestrator.core.vocabulary import Preference
@@ -564,6 +564,6 @@ def _grow_heap(compiled: Any) -> None:
 
 
 def _grow_heap_beside(compiled: Any) -> None:
-    """Grow the heap at the priority of training. A longer step of this island costs less than a later start."""
-    lower_priority()
+    """Grow the heap while cores are idle: at the priority of training, the island's first steps took half as long again."""
+    lower_priority(LOWEST_NICENESS)
     _grow_heap(compiled)

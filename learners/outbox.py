@@ -121,7 +121,7 @@ class OfferedFragment:
         return {name: array - content.decoded(name) for name, array in self._base.arrays.items()}
 
 
-TRAINING_NICENESS = 10
+TRAINING_NICENESS, LOWEST_NICENESS = 10, 19
 
 
 def lower_priority(niceness: int = TRAINING_NICENESS) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from learners import jax_trainer
-from learners.outbox import TRAINING_NICENESS
+from learners.outbox import LOWEST_NICENESS
 from orchestrator.errors import DataError
 from orchestrator.parameters import fragment_map
 from orchestrator.parameters.pieces import taken
@@ -269,7 +269,7 @@ def test_only_an_island_that_returns_is_ready_before_its_heap_has_grown(make_job
     for thread in threading.enumerate():
         if thread.name == "heap":
             thread.join(PATIENCE_S)
-    assert grown == [(max(before, TRAINING_NICENESS) if returns else before, True)]
+    assert grown == [(LOWEST_NICENESS if returns else before, True)]
 
 
 @pytest.mark.parametrize("returns", [False, True])
