@@ -34,7 +34,7 @@ class Loaded(NamedTuple):
 
 
 class CatchingUp:
-    """Catches up once. ``caught_up`` is the report, once the island holds a state."""
+    """Catches up once, when ``loadable`` is set. ``caught_up`` is the report, once the island holds a state."""
 
     def __init__(self, outbox: Outbox) -> None:
         self._outbox = outbox
@@ -42,12 +42,15 @@ class CatchingUp:
         self._fetching: StateFetch | None = None
         self._latest: RequestNumber = (0, 0)
         self.caught_up: CaughtUp | None = None
+        self.loadable = threading.Event()
+        """Set when the trainer can take a state. A peer's is fetched before."""
 
     def take(self, donor: IslandId | None, load: Callable[[], Loaded]) -> None:
         """Load the state of ``donor``.
 
         ``load`` does it. ``CaughtUp`` or ``CatchUpFailure`` follows.
         """
+        self.loadable.wait()
         with self._lock:
             began = monotonic()
             if self.caught_up is None:
@@ -99,6 +102,7 @@ class CatchingUp:
 
     def _fetched(self, state: FetchedState, load: Callable[[FetchedState], None], began: float) -> None:
         """Load the fetched state. Raises what ``load`` raises."""
+        self.loadable.wait()
         with self._lock:
             if self.caught_up is None:
                 load(state)

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from math import inf
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, cast, runtime_checkable
 
 import numpy as np
 
@@ -147,6 +147,15 @@ class Snapshot(Protocol):
 
     def arrays(self) -> Arrays:
         """Wait for the copy and return it. Any thread may call it, more than once."""
+        ...
+
+
+@runtime_checkable
+class FirstRun(Protocol):
+    """A trainer that may leave a part of ``warm_up`` to do while the island's state is on its way."""
+
+    def first_run(self) -> None:
+        """Finish what ``warm_up`` has left. Called once, before a state is loaded."""
         ...
 
 

@@ -28,7 +28,7 @@ import ray
 from learners import checkpointing, state_transfer
 from learners.carried_parts import CarriedParts
 from learners.catching_up import CatchingUp, Loaded
-from learners.contract import Arrays, Trainer, broken_by
+from learners.contract import Arrays, FirstRun, Trainer, broken_by
 from learners.factories import loop_plan, require_spread, trainer_of
 from learners.group import link
 from learners.group.follower import Follower
@@ -36,7 +36,7 @@ from learners.group.leader import Leader
 from learners.handed_over import HandedOver
 from learners.island_arrays import HeldPieces, IslandArrays, State, StateRequest
 from learners.loop import EvaluationRequest, IslandLoop, LoopPlan
-from learners.outbox import Outbox, lower_priority, lower_priority_of_new, thread_ids
+from learners.outbox import Outbox, lower_priority, lower_priority_of_new, python_thread_ids, thread_ids
 from learners.peers import Peers, own_name, saved_windows
 from learners.plain_arrays import flattened
 from learners.step_watch import Watchdog
@@ -86,7 +86,9 @@ class Island:
         self._watchdog = Watchdog(abandoned_after_s, self._give_up)
         self._throttle, self._held_s = state_transfer.Throttle(None), 0.0
         self._of_one_boundary = True
-        self._held_states = state_transfer.HeldStates(self._export_fragments, lambda: self._held_s)
+        self._held_states = state_transfer.HeldStates(
+            lambda: self._built().export_fragments(state_transfer.BOUNDARY_S, self._new_cut()), lambda: self._held_s
+        )
         self._cut_states: state_transfer.CutStates[Callable[[], list[state_transfer.Block]]] = state_transfer.CutStates(
             lambda: self._held_s
         )
@@ -395,11 +397,9 @@ class Island:
         """Drop the content of a ticket that has been pulled or is no longer needed."""
         self._handed_over.forget_donation(payload)
 
-    def _prepare(
-        self, spec: IslandSpec, shard_index: int, shard_count: int, normal_priority: bool, rank: Rank | None
-    ) -> None:
+    def _prepare(self, spec: IslandSpec, shard_index: int, shard_count: int, urgent: bool, rank: Rank | None) -> None:
         began, before = time.monotonic(), thread_ids()
-        if self._computes and not normal_priority:
+        if self._computes and not urgent:
             lower_priority()
         try:
             if rank is not None:
@@ -411,21 +411,26 @@ class Island:
             if self._leader is not None:
                 device_count += self._leader.device_count()
             self._loop = IslandLoop(trainer, plan, self._outbox, self._leader)
+            left = self._left.find(self._island, self._incarnation)
+            self._ready = Ready(device_count, time.monotonic() - began, left)
+            earlier = python_thread_ids()
+            self._outbox.put(self._ready)
+            if isinstance(trainer, FirstRun):
+                trainer.first_run()
         except (Exception, SystemExit) as error:  # without this, a user's code that exits would end the thread silently
             log.exception("the model cannot be built")
             self._outbox.put(broken_by(error))
             return
-        if self._computes:
-            lower_priority_of_new(before)
-        self._ready = Ready(device_count, time.monotonic() - began, self._left.find(self._island, self._incarnation))
-        self._outbox.put(self._ready)
+        if self._computes:  # but not the threads that fetch a state
+            lower_priority_of_new(before | (python_thread_ids() - earlier))
+        self._catching_up.loadable.set()
         python_process.say_ready()
 
-    def _follow(self, spec: IslandSpec, shard_index: int, shard_count: int, normal_priority: bool, rank: Rank) -> None:
+    def _follow(self, spec: IslandSpec, shard_index: int, shard_count: int, urgent: bool, rank: Rank) -> None:
         """Run this process as a rank other than 0. Its life ends with that of rank 0."""
         before = thread_ids()
         self._watchdog.stop()  # rank 0 has one
-        if self._computes and not normal_priority:
+        if self._computes and not urgent:
             lower_priority()
         try:
             line = link.joined((rank.place.host, rank.place.port), rank.number, rank.key)
@@ -439,10 +444,8 @@ class Island:
             if self._computes:
                 lower_priority_of_new(before)
             save, promoted = partial(self._save_rank, line, rank.number), partial(self._promoted, rank.number)
-            prepared = link.Prepared(device_count, own_name())
-            self._follower = Follower(
-                line, trainer, plan.arrays, prepared, self._take_state, self._give_part, save, promoted
-            )
+            hooks = (link.Prepared(device_count, own_name()), self._take_state, self._give_part, save, promoted)
+            self._follower = Follower(line, trainer, plan.arrays, *hooks)
             self._follower.run()
         except link.LinkEnded as error:
             self._end_with(in_words(error))
@@ -555,9 +558,6 @@ class Island:
         self._leave()
         log.critical("no synchroniser has polled this island for too long; it ends itself")
         os._exit(1)  # other threads may be in the middle of a step or a call
-
-    def _export_fragments(self) -> list[State]:
-        return self._built().export_fragments(state_transfer.BOUNDARY_S, self._new_cut())
 
     def _new_cut(self) -> str:
         """Return a name under which each process keeps its part of a state; empty if this process holds all of it."""

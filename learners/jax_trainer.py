@@ -31,7 +31,7 @@ from learners.contract import Arrays, Batch, HeldOutLoss, HeldPart, HostCopy, St
 from learners.inner_step import DescentCheck
 from learners.island_spec import Document, IslandSpec
 from learners.models.model import pairs
-from learners.outbox import lower_priority
+from learners.outbox import LOWEST_NICENESS, lower_priority
 from learners.resharding import Draw
 from learners.text import Text
 from orchestrator.core.vocabulary import Preference
@@ -129,29 +129,45 @@ class JaxTrainer:
 
         This comes before anything is allocated, so the devices never hold more than a step needs. The text is read at the
         same time: XLA compiles without Python's lock. On CPU the heap grows now to the size that later steps need
-        (``_grow_heap``), or beside the first steps if the job waits for this island.
+        (``_grow_heap``). If the job waits for this island, the heap grows beside its first steps, and ``first_run`` has
+        the first run.
         """
         with ThreadPoolExecutor(1) as beside:
             batch = beside.submit(self._batch)
             with compilation_cache.exclusive():
-                compiled = self._compiled_step()
                 self._steps = {part: self._compiled_step(part) for part in range(1, self._ramp.parts)}
-            self._steps[self._ramp.parts] = compiled
-            if self._devices[0].platform == "cpu" and not self._spec.returns:
-                _grow_heap(compiled)
-            zeros = jax.jit(
-                lambda: jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), self._outline),
-                out_shardings=self._sharded,
-            )
-            jax.block_until_ready(
-                self.program(*zeros(), self.on_devices(jax.tree.map(np.zeros_like, batch.result())), np.float32(0))
-            )
+                self._steps[self._ramp.parts] = self._compiled_step()
             batch.result()
+        if not self._runs_later:
+            self._run_once()
+
+    def first_run(self) -> None:
+        """Run the step once on zeros, if ``warm_up`` has not. See ``contract.FirstRun``."""
+        if self._runs_later:
+            self._run_once()
+
+    @property
+    def _runs_later(self) -> bool:
+        """Return whether ``first_run`` has the first run: not in one of several processes, which run together."""
+        return self._spec.returns and self._spec.process_count == 1
+
+    def _run_once(self) -> None:
+        on_cpu = self._devices[0].platform == "cpu"
+        if on_cpu and not self._spec.returns:
+            _grow_heap(self._steps[self._ramp.parts])
+        zeros = jax.jit(
+            lambda: jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), self._outline),
+            out_shardings=self._sharded,
+        )
+        tokens = self.on_devices(jax.tree.map(np.zeros_like, self._batch()))
+        jax.block_until_ready(self.program(*zeros(), tokens, np.float32(0)))
         self._allocate()
         if self._spec.job.evaluation.on == "islands":
             self._held_out_loss()  # compiling it at a boundary would stop the island
-        if self._devices[0].platform == "cpu" and self._spec.returns:
-            threading.Thread(target=_grow_heap_beside, args=(compiled,), name="heap", daemon=True).start()
+        if on_cpu and self._spec.returns:
+            threading.Thread(
+                target=_grow_heap_beside, args=(self._steps[self._ramp.parts],), name="heap", daemon=True
+            ).start()
 
     @property
     def program(self) -> Callable[..., tuple[dict[str, jax.Array], Any, jax.Array, jax.Array]]:
@@ -561,6 +577,6 @@ def _grow_heap(compiled: Any) -> None:
 
 
 def _grow_heap_beside(compiled: Any) -> None:
-    """Grow the heap at the priority of training. A longer step of this island costs less than a later start."""
-    lower_priority()
+    """Grow the heap while cores are idle: at the priority of training, the island's first steps took half as long again."""
+    lower_priority(LOWEST_NICENESS)
     _grow_heap(compiled)

@@ -121,7 +121,7 @@ class OfferedFragment:
         return {name: array - content.decoded(name) for name, array in self._base.arrays.items()}
 
 
-TRAINING_NICENESS = 10
+TRAINING_NICENESS, LOWEST_NICENESS = 10, 19
 
 
 def lower_priority(niceness: int = TRAINING_NICENESS) -> None:
@@ -132,6 +132,11 @@ def lower_priority(niceness: int = TRAINING_NICENESS) -> None:
 def thread_ids() -> frozenset[int]:
     """Return the threads that this process has."""
     return frozenset(int(task.name) for task in Path("/proc/self/task").iterdir()) if _PER_THREAD else frozenset()
+
+
+def python_thread_ids() -> frozenset[int]:
+    """Return the threads of this process that Python has started."""
+    return frozenset(thread.native_id for thread in threading.enumerate() if thread.native_id is not None)
 
 
 def lower_priority_of_new(before: frozenset[int], niceness: int = TRAINING_NICENESS) -> None:

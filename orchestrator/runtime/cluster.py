@@ -22,6 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any, ParamSpec, TypeVar
@@ -416,11 +417,16 @@ def start_actor(
     **named: Arguments.kwargs,
 ) -> ActorHandle[ActorT]:
     """Have Ray make a detached actor of this class with Ray's ``options``. Returns at once."""
+    configured = _remote_class(kind).options(namespace=NAMESPACE, lifetime="detached", **options)
+    return ActorHandle(configured.remote(*arguments, **named))
+
+
+@cache
+def _remote_class(kind: Callable[..., Any]) -> Any:
+    """Make Ray's class once: Ray pickles each one that is made, and keeps it in the head for the life of the cluster."""
     import ray
 
-    remote_class: Any = ray.remote(kind)
-    configured = remote_class.options(namespace=NAMESPACE, lifetime="detached", **options)
-    return ActorHandle(configured.remote(*arguments, **named))
+    return ray.remote(kind)
 
 
 def booked(

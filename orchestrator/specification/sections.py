@@ -416,9 +416,9 @@ class RecoverySection(Section):
 
     suspect_timeout_s: Timeout = 30.0
     cut_off_timeout_s: Timeout = 900.0
-    backoff_first_s: Wait = 0.2
+    backoff_first_s: Wait = 0.05
     backoff_max_s: Timeout = 60.0
-    restarts_max: RestartCount = 10
+    restarts_max: RestartCount = 12
     flush_timeout_s: Timeout = 30.0
     step_limit_s: Timeout | None = 120.0
     step_limit_ratio: StepRatio = 50.0

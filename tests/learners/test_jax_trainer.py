@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from learners import jax_trainer
-from learners.outbox import TRAINING_NICENESS
+from learners.outbox import LOWEST_NICENESS
 from orchestrator.errors import DataError
 from orchestrator.parameters import fragment_map
 from orchestrator.parameters.pieces import taken
@@ -267,7 +267,12 @@ def test_only_an_island_that_returns_is_ready_before_its_heap_has_grown(make_job
 
     monkeypatch.setattr(jax_trainer, "_grow_heap", grow)
     trainer = jax_trainer.create({**make_job(), "returns": returns}, 0, 2)
-    ready = threading.Thread(target=trainer.warm_up)
+
+    def build():
+        trainer.warm_up()
+        trainer.first_run()
+
+    ready = threading.Thread(target=build)
     before = os.getpriority(os.PRIO_PROCESS, 0)
     ready.start()
     assert begun.wait(PATIENCE_S)
@@ -280,7 +285,19 @@ def test_only_an_island_that_returns_is_ready_before_its_heap_has_grown(make_job
     for thread in threading.enumerate():
         if thread.name == "heap":
             thread.join(PATIENCE_S)
-    assert grown == [(max(before, TRAINING_NICENESS) if returns else before, True)]
+    assert grown == [(LOWEST_NICENESS if returns else before, True)]
+
+
+@pytest.mark.parametrize("returns", [False, True])
+def test_an_island_that_returns_leaves_the_first_run_until_its_state_is_on_its_way(make_job, monkeypatch, returns):
+    runs, wait = [], jax.block_until_ready
+    monkeypatch.setattr(jax, "block_until_ready", lambda result: runs.append(result) or wait(result))
+    trainer = jax_trainer.create({**make_job(), "returns": returns}, 0, 2)
+    trainer.warm_up()
+    assert len(runs) == (0 if returns else 1)
+    trainer.first_run()
+    assert len(runs) == 1
+    assert np.isfinite(trainer.step(0).loss)
 
 
 def test_a_donated_array_could_not_have_been_snapshotted_without_a_copy():

@@ -388,6 +388,7 @@ class Beginner:
     def __init__(self) -> None:
         self.outbox = Outbox()
         self.catching_up = CatchingUp(self.outbox)
+        self.catching_up.loadable.set()
         self.loaded: list[FetchedState] = []
 
     def asks(self, order: tuple[int, int], *givers: Giver) -> None:
@@ -396,6 +397,18 @@ class Beginner:
 
     def says(self) -> list[Any]:
         return self.outbox.take(PATIENCE_S)
+
+
+def test_a_state_that_arrives_before_the_trainer_can_take_it_is_loaded_afterwards():
+    island, donor = Beginner(), Giver("donor", 7)
+    island.catching_up.loadable.clear()
+    island.asks((1, 1), donor)
+    for _ in range(COUNT):
+        donor.gives()
+    assert island.loaded == []
+    island.catching_up.loadable.set()
+    assert [told.donor for told in island.says()] == ["donor"]
+    assert len(island.loaded) == 1
 
 
 def test_whoever_asks_again_for_a_state_that_is_held_is_told_the_same():
