@@ -45,6 +45,8 @@ HEAP_STEPS = 5
 """On CPU, a process allocates the buffers of this many inner steps before its first step."""
 HEAP_BYTES_MAX = 512 << 20
 """The limit of that memory. Larger models have longer steps, for which it makes no difference."""
+Program = Callable[..., tuple[dict[str, jax.Array], Any, jax.Array, jax.Array, jax.Array]]
+"""A compiled ``inner_step.InnerStep``."""
 
 
 def create(spec: Document, shard_index: int, shard_count: int) -> JaxTrainer:
@@ -97,7 +99,7 @@ class JaxTrainer:
             measures_slope=factory is not None,
         )
         self._descent = DescentCheck(factory, self._horizon_steps) if factory is not None else None
-        self._step: Callable[..., tuple[dict[str, jax.Array], Any, jax.Array, jax.Array]] | None = None
+        self._step: Program | None = None
         self._loss: Any = None
         self._parameters: dict[str, jax.Array] = {}
         self._state: Any = None
@@ -152,7 +154,7 @@ class JaxTrainer:
             threading.Thread(target=_grow_heap_beside, args=(compiled,), name="heap", daemon=True).start()
 
     @property
-    def program(self) -> Callable[..., tuple[dict[str, jax.Array], Any, jax.Array, jax.Array]]:
+    def program(self) -> Program:
         """The compiled inner step of parameters, state, ``on_devices(batch)`` and scale. It consumes the first two."""
         step, frozen = self._step or self._traced, self._frozen
         return (lambda *arguments: step(*arguments, frozen)) if frozen else step
@@ -182,12 +184,20 @@ class JaxTrainer:
         self._allocate()
         batch = self.on_devices(self._batch())
         scale = np.float32(lr_ratio * optimizer_settings.update_scale(self._inner, self._horizon_steps, schedule_step))
-        self._parameters, self._state, loss, slope = self.program(self._parameters, self._state, batch, scale)
+        self._parameters, self._state, *figures = self.program(self._parameters, self._state, batch, scale)
         self._cursor += 1
         self._batch()  # draw the next batch while the devices work
+        loss, slope, gradient_norm = map(float, jax.device_get(figures))  # at once: the device is awaited here only
         if self._descent is not None:
-            self._descent.judge(float(slope))
-        return StepResult(math.prod(Batch.of(batch).targets.shape), float(loss), self._text.flaws())
+            self._descent.judge(slope)
+        return StepResult(
+            math.prod(Batch.of(batch).targets.shape),
+            loss,
+            self._text.flaws(),
+            optimizer_settings.known_rate(self._inner, float(scale)),
+            gradient_norm,
+            self._ideal_seconds,
+        )
 
     def held(self, piece: str) -> HeldPart:
         named = piece_named(piece)
@@ -329,6 +339,14 @@ class JaxTrainer:
     # ── helpers ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     @cached_property
+    def _ideal_seconds(self) -> float | None:
+        """The shortest time of a step, or None if the model's operations or the devices' peak are unknown."""
+        count = self._model.flops_per_token
+        length = self._spec.job.data.sequence_length
+        flops = None if count is None else self._spec.tokens_per_step * count(length)
+        return self._spec.ideal_seconds(flops, self._devices[0].device_kind, len(self._devices))
+
+    @cached_property
     def _initial(self) -> Arrays:
         """The initial parameters on the host. If the model can be traced, all devices create one tensor after another."""
         if not self._model.traceable:
@@ -422,7 +440,7 @@ class JaxTrainer:
     def _traced(self) -> Any:
         everywhere = NamedSharding(self._mesh, PartitionSpec())
         step = self._on_this_mesh(self._inner_step)
-        return jax.jit(step, donate_argnums=(0, 1), out_shardings=(*self._sharded, everywhere, everywhere))
+        return jax.jit(step, donate_argnums=(0, 1), out_shardings=(*self._sharded, *[everywhere] * 3))
 
     def _on_this_mesh(self, traced: Callable[..., Any]) -> Callable[..., Any]:
         """Return the function so that ``mesh.constrained`` knows the mesh while it is traced."""

@@ -76,6 +76,17 @@ class IslandFacts(Facts):
     steps_total: Count = 0
     tokens_total: Count = 0
     loss: float | None = Field(default=None, description="training loss of the last step, nats per token")
+    learning_rate: float | None = Field(
+        default=None, description="that of the last step; null: its trainer does not say"
+    )
+    gradient_norm: float | None = Field(
+        default=None, description="global L2 norm of the last step's gradient, before clipping"
+    )
+    mfu_ratio: float | None = Field(
+        default=None,
+        description="model FLOPs utilisation: the model's operations at the recent pace as a part of its devices' peak; "
+        "null: either is unknown, or it does not train now",
+    )
     restarts: Count = 0
     flag: str = Field(default="", description="what is wrong with its contributions; empty once good work is merged")
     quarantines: Count = Field(

@@ -33,12 +33,13 @@ from tests.waiting import wait_until
 mlflow = pytest.importorskip("mlflow", reason="needs mlflow: make trackers-test has it")
 wandb = pytest.importorskip("wandb", reason="needs wandb: make trackers-test has it")
 pytestmark = pytest.mark.soak("real trackers take half a minute each")
-STRIKES = (1, 2, 1, 2, 1, 2)
+STRIKES = (1, 2) * 10
+"""Twenty kills. An even one comes a delivery further than the one before."""
 
 
 @pytest.fixture(scope="module")
 def ended(client: Client, service: Installation) -> str:
-    job = client.submit(service.spec(steps=100))
+    job = client.submit(service.spec(steps=300))
     return client.wait(job.job).job
 
 
