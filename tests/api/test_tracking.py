@@ -268,7 +268,26 @@ def test_a_collector_gets_the_way_of_every_contribution(ended: str, service: Ins
     ids = {span.span_id for span, _ in sent}
     assert len(ids) == len(sent)
     assert {span.parent_span_id for span, _ in sent} - {b""} <= ids
-    assert {"pull", "admit", "merge", "publish and adopt"} <= {span.name for span, _ in sent}
+    by_id = {span.span_id: span for span, _ in sent}
+    above = {
+        (span.name, by_id[span.parent_span_id].name if span.parent_span_id else "")
+        for span, _ in sent
+        if not span.status.message and span.name != "publish"
+    }
+    assert above == {
+        ("merge round", ""),
+        ("contribution", "merge round"),
+        ("offer", "contribution"),
+        ("pull", "contribution"),
+        ("admit", "contribution"),
+        ("merge", "merge round"),
+        ("adopt", "publish"),
+    }
+    assert {by_id[span.parent_span_id].name for span, _ in sent if span.name == "publish" and span.parent_span_id} == {
+        "merge round"
+    }
+    for span, _ in sent:
+        assert not span.parent_span_id or by_id[span.parent_span_id].trace_id == span.trace_id
     facts = {pair.key: pair.value.string_value for pair in sent[0][1].resource.attributes}
     assert facts["atoll.job"] == ended
 
