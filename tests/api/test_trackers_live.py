@@ -28,8 +28,11 @@ from api.trackers import MlflowSink, TensorBoardSink
 from api.tracking import Run, Sink
 from tests.api.installation import Installation
 from tests.api.test_tracking import EVERY_S, whole
+from tests.documents import DOCS, ROOT, blocks
 from tests.waiting import wait_until
 
+nbformat = pytest.importorskip("nbformat", reason="needs Jupyter: make trackers-test has it")
+nbclient = pytest.importorskip("nbclient", reason="needs Jupyter: make trackers-test has it")
 mlflow = pytest.importorskip("mlflow", reason="needs mlflow: make trackers-test has it")
 wandb = pytest.importorskip("wandb", reason="needs wandb: make trackers-test has it")
 pytestmark = pytest.mark.soak("real trackers take half a minute each")
@@ -138,6 +141,56 @@ def test_mlflow_has_one_run_of_a_job_and_each_point_once(
     sent = Counter((name, point.step, point.value) for name, history in histories.items() for point in history)
     assert sent == Counter(points)
     assert facts.job == ended
+
+
+def test_the_walk_compares_four_jobs_as_table_as_plot_and_in_mlflow(
+    service: Installation, client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = (DOCS / "guide" / "compare-a-sweep.md").read_text()
+    in_python = [block.text for block in blocks(page) if block.kind == "python"]
+    (trackers,) = [block.text for block in blocks(page) if block.kind == "yaml"]
+    (track,) = [line for block in blocks(page) for line in block.text.splitlines() if line.startswith("atoll track")]
+    (tmp_path / "deploy").symlink_to(ROOT / "deploy")
+    (tmp_path / ".atoll").symlink_to(service.home.path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MPLBACKEND", "agg")
+    names: dict[str, Any] = {}
+    for block in in_python[:3]:  # submit, in pandas, plot
+        exec(block, names)
+    drawing = (tmp_path / "sweep.svg").read_text()
+    assert "<svg" in drawing
+    port = free_port()
+    (tmp_path / "sweep.yaml").write_text(trackers.replace(":5000", f":{port}"))
+    with mlflow_server(tmp_path / "server", port) as url:
+        service.atoll(*track.split()[1:])
+        reader = mlflow.MlflowClient(url)
+        runs = reader.search_runs([reader.get_experiment_by_name("sweep").experiment_id])
+    setting = "training.inner_optimizer.lr"
+    table = {row["job"]: row for row in names["table"]}
+    assert {run.info.run_name for run in runs} == set(table)
+    for run in runs:
+        row = table[run.info.run_name]
+        assert run.info.status == "FINISHED"
+        assert float(run.data.params[setting]) == row[setting]
+        assert run.data.metrics["held_out_loss"] == pytest.approx(row["loss"])
+
+
+def test_the_notebook_of_the_guide_runs_from_its_first_cell_to_its_last(
+    service: Installation, client: Client, tmp_path: Path
+) -> None:
+    notebook = nbformat.read(DOCS / "guide" / "compare-a-sweep.ipynb", as_version=4)
+    nbformat.validate(notebook)
+    assert not any(cell.get("outputs") for cell in notebook.cells), "it is stored without outputs"
+    (tmp_path / "deploy").symlink_to(ROOT / "deploy")
+    (tmp_path / ".atoll").symlink_to(service.home.path)
+    nbclient.NotebookClient(notebook, timeout=900, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    _, sweep, plot = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    live, table = [output["data"]["text/html"] for output in sweep.outputs]
+    jobs = [job.job for job in client.jobs(name="notebook")]
+    assert len(jobs) == 3
+    assert all(job in live and "completed" in live and job in table for job in jobs)
+    assert "training.inner_optimizer.lr" in table
+    assert plot.outputs[-1]["data"]["text/html"].startswith("<svg")
 
 
 # ── Weights & Biases ──────────────────────────────────────────────────────────────────────────────────────────────────
