@@ -115,6 +115,8 @@ def _watch_lines(poller: Poller[Job], console: Console) -> Job:
 def render(job: Job, note: str | None = None) -> RenderableType:
     """Return the whole view: headline, progress to the budget, islands, and what blocks the job."""
     parts: list[RenderableType] = [_headline(job), _progress(job), island_table(job)]
+    if words := step_words(job):
+        parts.append(Text(words, style="dim"))
     if job.wire:
         parts.append(Text(wire_words(job), style="dim"))
     if job.settings is not None and job.settings.changed:
@@ -133,10 +135,7 @@ def render(job: Job, note: str | None = None) -> RenderableType:
 
 
 def island_table(job: Job) -> Listing:
-    words, figures = (
-        ("island", "region", "state"),
-        ("life", "tokens/s", "MFU", "tokens", "loss", "lr", "grad", "last merge"),
-    )
+    words, figures = ("island", "region", "state"), ("life", "tokens/s", "tokens", "loss", "last merge")
     table = Listing(*words, *figures, "why", prose=("why",), right=figures, padding=(0, 1, 0, 0), expand=True)
     # a line for each island on a terminal, so the reason gets what is left; `atoll status | cat` prints all of it
     why = table.columns[-1]
@@ -148,11 +147,8 @@ def island_table(job: Job) -> Listing:
             Text(_state(island), style=STATE_STYLES.get(island.state, "default")),
             str(island.incarnation or "–"),
             _number(island.tokens_per_second, ",.0f"),
-            _percent(island.mfu_ratio),
             f"{island.tokens_total:,}",
             _number(island.loss, ".3f"),
-            _number(island.learning_rate, ".2g"),
-            _number(island.gradient_norm, ".3g"),
             last_merge(island, job),
             Text(_wrong(island), style="bold red") if _wrong(island) else Text(_why(island), style="dim"),
         )
@@ -176,6 +172,20 @@ def settings_words(job: Job) -> str:
     grace = "for everyone" if now.grace is None else f"{now.grace:g} steps"
     lr = f"lr {now.lr_ratio:g} of the specification's"
     return f"settings now: {lr}, quorum {now.quorum}, grace {grace}, interval {now.interval} steps"
+
+
+def step_words(job: Job) -> str:
+    """Return the range of what islands say of their last steps; empty if they do not."""
+    figures = {
+        "gradient norm": [(island.gradient_norm, _number(island.gradient_norm, ".3g")) for island in job.islands],
+        "MFU": [(island.mfu_ratio, _percent(island.mfu_ratio)) for island in job.islands],
+    }
+    ranges = []
+    for name, pairs in figures.items():
+        known = sorted((value, words) for value, words in pairs if value is not None)
+        if known:
+            ranges.append(f"{name} {' to '.join(dict.fromkeys((known[0][1], known[-1][1])))}")
+    return "; ".join(ranges)
 
 
 def wire_words(job: Job) -> str:
@@ -261,6 +271,8 @@ def _headline(job: Job) -> Table:
         "train": _number(job.loss_train, ".3f"),
         "goodput": _percent(job.goodput_ratio),
     }
+    if (rate := max((island.learning_rate or 0.0 for island in job.islands), default=0.0)) > 0.0:
+        facts["lr"] = f"{rate:.2g}"
     grid.add_row(*(Text.assemble((f"{name} ", "dim"), (value, "bold")) for name, value in facts.items()))
     for column in grid.columns:
         column.no_wrap = True
