@@ -93,8 +93,8 @@ class IslandSpec:
             return None
         if self.own is not None and self.own.peak_flops is not None:
             return flops / (self.own.peak_flops * max(1, self.own.accelerators) * self.own.hosts)
-        known = [name for name in PEAK_FLOPS if device_kind.startswith(name) and " MIG " not in device_kind]
-        return flops / (PEAK_FLOPS[max(known, key=len)] * device_count) if known else None
+        names = [name for name in PEAK_FLOPS if device_kind.startswith(name) and " MIG " not in device_kind]
+        return flops / (PEAK_FLOPS[max(names, key=len)] * device_count) if names else None
 
     @property
     def path(self) -> str:

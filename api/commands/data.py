@@ -34,7 +34,7 @@ def train(
 ) -> None:
     """Train byte-level BPE on files and write it as a tokenizer.json. The same files give the same tokenizer."""
     # In a separate process: the library keeps threads and much memory, and is an optional dependency.
-    command = python_process.module("learners.tokenizer", "--vocabulary-size", str(vocabulary_size))
+    command = python_process.module("learners.tokenizer_training", "--vocabulary-size", str(vocabulary_size))
     command += ["--output", str(output), "--text-field", text_field, *(["--json"] if as_json else []), "--", *files]
     raise typer.Exit(run_to_end(command))
 

@@ -182,9 +182,9 @@ def step_words(job: Job) -> str:
     }
     ranges = []
     for name, pairs in figures.items():
-        known = sorted((value, words) for value, words in pairs if value is not None)
-        if known:
-            ranges.append(f"{name} {' to '.join(dict.fromkeys((known[0][1], known[-1][1])))}")
+        values = sorted((value, words) for value, words in pairs if value is not None)
+        if values:
+            ranges.append(f"{name} {' to '.join(dict.fromkeys((values[0][1], values[-1][1])))}")
     return "; ".join(ranges)
 
 

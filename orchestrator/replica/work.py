@@ -36,7 +36,7 @@ STEP_TIMES_KEPT = 64
 
 
 class StepFigures(Protocol):
-    """What an odometer keeps of a step's result (``learners.contract.StepResult``)."""
+    """A step's result as an odometer keeps it (``learners.contract.StepResult``)."""
 
     @property
     def loss(self) -> float: ...

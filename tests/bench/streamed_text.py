@@ -68,7 +68,7 @@ def measure_index(folder: Path) -> None:
     """Print a line for each tokenizer: the library alone with one thread, and the indexing of the first file."""
     from learners import data_indexing, tokenizer
     from learners.streaming.documents import Reader, Unreadable
-    from learners.tokenizer import train
+    from learners.tokenizer_training import train
     from orchestrator.specification.config import parse_job
     from orchestrator.system.roots import EVERYTHING
 

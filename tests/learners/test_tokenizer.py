@@ -10,7 +10,7 @@ import pytest
 import sentencepiece
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from learners import tokenizer
+from learners import tokenizer, tokenizer_training
 from learners.corpus import joined, split, text_bytes
 from learners.text import Text
 from orchestrator.errors import ConfigurationError, InvalidJobSpec, OutsideRoots
@@ -203,7 +203,7 @@ def test_the_same_files_make_the_same_tokenizer_of_the_size_that_was_wanted(tmp_
     files = [str(tmp_path / name) for name in ("a.jsonl", "b.txt")]
     for name in ("one", "two"):
         options = ["--vocabulary-size", "290", "--output", str(tmp_path / name), "--json"]
-        assert tokenizer.main([*files, *options]) == 0
+        assert tokenizer_training.main([*files, *options]) == 0
     one, two = ((tmp_path / name).read_bytes() for name in ("one", "two"))
     assert one == two
     facts = json.loads(capsys.readouterr().out.splitlines()[0])
@@ -220,7 +220,7 @@ def test_what_cannot_be_trained_is_a_line_and_no_traceback(tmp_path, capsys, fil
     for name, content in (("a.txt", "text"), ("a.jsonl", "{"), ("empty.txt", "")):
         (tmp_path / name).write_text(content)
     options = ["--vocabulary-size", str(size), "--output", str(tmp_path / "out.json")]
-    assert tokenizer.main([str(tmp_path / file), *options]) == 2
+    assert tokenizer_training.main([str(tmp_path / file), *options]) == 2
     said = capsys.readouterr().err.splitlines()[-1]
     assert said.startswith("atoll: ")
     assert "unreadable_max" not in said, "there is no such option"

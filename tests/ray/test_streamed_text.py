@@ -18,7 +18,7 @@ import zstandard
 from learners import data_indexing
 from learners.corpus import builtin_documents
 from learners.text import Text
-from learners.tokenizer import main as train_tokenizer
+from learners.tokenizer_training import main as train_tokenizer
 from orchestrator.core import events
 from orchestrator.runtime.control_port import RayControlPort
 from orchestrator.specification.config import parse_job
