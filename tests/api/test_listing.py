@@ -143,14 +143,14 @@ def test_a_job_shows_what_its_islands_say_of_their_steps(monkeypatch: pytest.Mon
         island(3),
     ]
     of_job = Job.model_validate({**job(1).model_dump(), **nothing, "islands": islands})
-    text = drawn(render(of_job), width=240, terminal=True, wide=False, monkeypatch=monkeypatch)
+    text = drawn(render(of_job), width=240, terminal=False, wide=False, monkeypatch=monkeypatch)
     for words in ("gradient norm 0.25 to 0.5; MFU 40.0 %", "lr 0.001", "0:42 left"):
         assert words in text
-    wide = drawn(wide_island_table(of_job), width=240, terminal=True, wide=True, monkeypatch=monkeypatch)
+    wide = drawn(wide_island_table(of_job), width=240, terminal=False, wide=True, monkeypatch=monkeypatch)
     assert "40.0 %" in wide
     assert "0.25" in wide
     silent = of_job.model_copy(update={"islands": [island(1)], "eta_s": None})
-    text = drawn(render(silent), width=240, terminal=True, wide=False, monkeypatch=monkeypatch)
+    text = drawn(render(silent), width=240, terminal=False, wide=False, monkeypatch=monkeypatch)
     assert not [words for words in (" lr ", "gradient norm", " left") if words in text]
 
 
