@@ -143,7 +143,7 @@ def build(
         updates, state = optimizer.update(gradient, state, parameters)
         slope = _slope(updates, gradient, parameters) if measures_slope else jnp.zeros((), jnp.float32)
         moved = jax.tree.map(lambda parameter, update: parameter + scale * update, parameters, updates)
-        return moved, state, loss, slope, optax.tree.norm(gradient).astype(jnp.float32)
+        return moved, state, loss, slope, jnp.sqrt(_inner_product(gradient, gradient))
 
     return step
 
