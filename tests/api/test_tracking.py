@@ -406,7 +406,7 @@ def test_the_page_on_sweeps_does_what_it_says(
     assert [row[setting] for row in sweep.compare()] == [5e-4, 2e-3]
     assert all(job.state.final for job in sweep.wait())
     drawn = sweep._repr_html_()
-    assert all(drawn.count(name) == 2 for name in sweep.names), "in the table, and at the end of its curve"
+    assert all(drawn.count(name) >= 2 for name in sweep.names), "in the table, and at the end of its curve"
     assert sweep.plot().curves.keys() == set(sweep.names)
     assert "<script" not in Rows([{"job": "<script>"}])._repr_html_()
     said = service.atoll("jobs", table[0]["job"], code=2)
