@@ -144,8 +144,7 @@ export class Sweep {
     const rows = jobs.map((job) => ({ job, value: sort[1](job) })).sort((one, other) => ordered(one.value, other.value, this.#sort.descending));
     const head = ([title, , , path]) => {
       const order = title !== sort[0] ? null : this.#sort.descending ? "descending" : "ascending";
-      const mark = order && h("span", { "aria-hidden": "true" }, order === "ascending" ? " ▲" : " ▼");
-      return h("th", { scope: "col", "aria-sort": order }, h("button", { type: "button", class: "sort", "data-sort": title, title: path }, title, mark));
+      return h("th", { scope: "col", "aria-sort": order }, h("button", { type: "button", class: "sort", "data-sort": title, title: path }, title));
     };
     const cell = ([title, read, show], job) => {
       const value = read(job);
