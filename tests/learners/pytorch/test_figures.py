@@ -63,7 +63,7 @@ def test_a_step_says_its_rate_and_the_norm_of_its_whole_gradient(named: str, cli
     loss.backward()
     norm = sum(float(parameter.grad.double().square().sum()) for parameter in module.parameters()) ** 0.5
     result = trainer.step(1, 0.5)
-    assert result.loss == pytest.approx(float(loss), rel=1e-5)
+    assert result.loss == pytest.approx(float(loss.detach()), rel=1e-5)
     assert result.gradient_norm == pytest.approx(norm, rel=1e-4)
     assert result.learning_rate == pytest.approx(0.5 * 0.01 * 2 / 4)
     assert result.ideal_seconds == pytest.approx(6 * WIDTH * 256 * BATCH * LENGTH / 1e12), "without the embeddings"
