@@ -165,7 +165,7 @@ def test_the_walk_compares_four_jobs_as_table_as_plot_and_in_mlflow(
     port = free_port()
     (tmp_path / "sweep.yaml").write_text(trackers.replace(":5000", f":{port}"))
     with mlflow_server(tmp_path / "server", port) as url:
-        service.atoll(*track.split()[1:])
+        service.atoll(*(str(tmp_path / word) if word == "sweep.yaml" else word for word in track.split()[1:]))
         reader = mlflow.MlflowClient(url)
         runs = reader.search_runs([reader.get_experiment_by_name("sweep").experiment_id])
     setting = "training.inner_optimizer.lr"
