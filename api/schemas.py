@@ -127,7 +127,8 @@ class JobSummary(ProgressFacts, JobOverview):
     )
     eta_s: float | None = Field(
         default=None,
-        description="seconds until its tokens are trained, at its mean speed so far; null: it does not train now",
+        description="seconds until its tokens are trained, at the recent pace of the islands that train; null: nothing can "
+        "merge now",
     )
     merged_at: float | None = Field(default=None, description="when its last merge was, Unix seconds")
     troubles: list[str] = Field(default=[], description="what is wrong with a job that has not ended")

@@ -164,6 +164,8 @@ class Story(BaseModel):
     published: dict[str, list[PublishedVersion]] = {}
     versions: dict[str, int] = {}
     merges_row_at: float | None = None
+    traced: dict[str, int] = {}
+    """The newest version of each fragment whose merge round was a span."""
     lost: list[str] = []
     outcome: str = ""
 
@@ -174,7 +176,7 @@ class Story(BaseModel):
     def begin_again(self) -> None:
         """Forget what the tape before said of things in flight. Rows, tokens and versions go on."""
         self.n, self.at, self.tape = 0, 0.0, self.tape + 1
-        self.held, self.ordered, self.published = {}, {}, {}
+        self.held, self.ordered, self.published, self.traced = {}, {}, {}, {}
 
     def read(self, n: int, event: Mapping[str, Any], effects: Sequence[Mapping[str, Any]], every_s: float) -> Batch:
         """Add a record, and return what came of it. Series that change with each step get a row each ``every_s``."""
@@ -207,6 +209,7 @@ class Story(BaseModel):
             f"{name}/step": float(event["step"]),
             f"{name}/learning_rate": _finite(event.get("learning_rate")),
             f"{name}/gradient_norm": _finite(event.get("gradient_norm")),
+            f"{name}/mfu_ratio": _finite(event.get("mfu_ratio")),
         }
 
     def _losses(self, *islands: str) -> dict[str, float | None]:
@@ -244,6 +247,7 @@ class Story(BaseModel):
         self.versions[fragment] = version
         ordered = self.ordered.pop(f"{fragment}:{version}", None)
         if ordered is not None:
+            self.traced[fragment] = version
             batch.spans += self._spans_of(fragment, version, ordered)
         if self.merges_row_at is None or self.at - self.merges_row_at >= every_s:
             self.merges_row_at = self.at
@@ -274,6 +278,7 @@ class Story(BaseModel):
             stale: Facts = way | {"atoll.staleness": version - 1 - held.base_version}
             contribution = Span(trace, "contribution", held.island, root, held.offered_at, self.at, stale)
             yield contribution
+            yield Span(trace, "offer", held.island, contribution.key, held.offered_at, held.offered_at, way)
             yield Span(trace, "pull", held.island, contribution.key, held.offered_at, held.arrived_at, way)
             yield Span(trace, "admit", held.island, contribution.key, held.arrived_at, ordered.at, way)
         yield Span(trace, "merge", "", root, ordered.at, self.at, facts)
@@ -292,7 +297,7 @@ class Story(BaseModel):
                     "atoll.kept_tokens": event["kept_tokens"],
                 }
                 trace = self._trace(fragment, version)
-                batch.spans.append(Span(trace, "publish and adopt", life, "merge round", published.at, self.at, facts))
+                batch.spans.append(Span(trace, "adopt", life, "publish", published.at, self.at, facts))
 
     def _lost(self, event: Mapping[str, Any], batch: Batch, _every_s: float) -> None:
         self._island(event).loss = None
@@ -337,12 +342,15 @@ class Story(BaseModel):
         merge = OrderedMerge(at=self.at, reason=effect["reason"], contributions=inputs)
         self.ordered[f"{effect['fragment']}:{effect['version']}"] = merge
 
-    def _publish(self, effect: Mapping[str, Any], _batch: Batch, _every_s: float) -> None:
+    def _publish(self, effect: Mapping[str, Any], batch: Batch, _every_s: float) -> None:
         fragment, version = str(effect["fragment"]), int(effect["version"])
         before = self.published.get(fragment, [])
         if all(one.version != version for one in before):  # later it is published to islands that come
             newest = PublishedVersion(version=version, at=self.at)
             self.published[fragment] = [*before[-VERSIONS_KEPT + 1 :], newest]
+            facts: Facts = {"atoll.fragment": int(fragment), "atoll.version": version}
+            above = "merge round" if self.traced.get(fragment) == version else ""
+            batch.spans.append(Span(self._trace(fragment, version), "publish", "", above, self.at, self.at, facts))
 
     def _refuse(self, effect: Mapping[str, Any], batch: Batch, _every_s: float) -> None:
         contribution = effect["contribution"]

@@ -133,6 +133,27 @@ def _steps() -> list[Panel]:
             width=8,
         ),
         curves(
+            "Model FLOPs utilisation",
+            "The lowest. A fall: steps became slower. Absent where the devices' peak or the model's operations are unknown.",
+            "percentunit",
+            Query(least(f"atoll_island_mfu_ratio{{{JOB}}}"), "{{island}}"),
+            width=8,
+        ),
+        curves(
+            "Gradient norm",
+            "Of the last step, before clipping; the highest. A sharp rise: training may be diverging.",
+            "none",
+            Query(most(f"atoll_island_gradient_norm{{{JOB}}}"), "{{island}}"),
+            width=8,
+        ),
+        curves(
+            "Learning rate",
+            "Of the last step, the lowest. Islands follow one schedule, so an island apart is far behind the others.",
+            "none",
+            Query(least(f"atoll_island_learning_rate{{{JOB}}}"), "{{island}}"),
+            width=8,
+        ),
+        curves(
             "Steps behind",
             "Steps by which islands are behind the furthest, the last first. Far behind, their work is late or stale.",
             "none",

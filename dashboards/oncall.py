@@ -11,11 +11,7 @@ from dashboards.panels import BAD, GOOD, JOB, WARN, Column, Panel, Query, board,
 
 NAMED = "max by (atoll_job)"
 HOURS_LEFT = "(atoll_disk_free_bytes / -(deriv(atoll_disk_free_bytes[6h]) < 0))"
-TRAINED = f"sum by (atoll_job) (atoll_tokens_trained_total{{{JOB}}})"
-ETA = (
-    f"((atoll_job_token_budget{{{JOB}}} - on (atoll_job) {TRAINED}) "
-    f"/ on (atoll_job) (sum by (atoll_job) (rate(atoll_tokens_trained_total{{{JOB}}}[10m])) > 0)) > 0"
-)
+ETA = f"max by (atoll_job) (atoll_job_remaining_seconds{{{JOB}}})"
 
 
 def dashboard() -> Dashboard:

@@ -103,11 +103,19 @@ def stacked(batches: Sequence[np.ndarray | Batch]) -> np.ndarray | Batch:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """The result of one inner step. ``loss`` is in nats per token; ``flaws`` are those of all text read so far."""
+    """The result of one inner step. ``loss`` is in nats per token; ``flaws`` are those of all text read so far.
+
+    A trainer may leave out the rest. ``learning_rate`` is the one that the step used, and ``gradient_norm`` the global L2
+    norm of its gradient, before clipping. ``ideal_seconds`` is the shortest time in which the island's devices could do the
+    operations of the model in this step (``island_spec.IslandSpec.ideal_seconds``).
+    """
 
     token_count: int
     loss: float
     flaws: DataFlaws = NO_FLAWS
+    learning_rate: float | None = None
+    gradient_norm: float | None = None
+    ideal_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

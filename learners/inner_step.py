@@ -32,13 +32,13 @@ WITH_MOMENTUM = 5
 """This many slopes in a row must be positive after an import, whose momentum may point against single gradients."""
 STILL_STEPS_MAX = 1_000
 """The most steps without movement with which a factory may begin, in a job of twice as many or more."""
-InnerStep = Callable[..., tuple[Any, Any, jax.Array, jax.Array]]
-"""(parameters, optimizer state, tokens, scale, frozen tensors) → (parameters, optimizer state, loss, slope).
+InnerStep = Callable[..., tuple[Any, Any, jax.Array, jax.Array, jax.Array]]
+"""(parameters, optimizer state, tokens, scale, frozen tensors) → (parameters, optimizer state, loss, slope, gradient norm).
 
 Tokens are (batch, length + 1) int32, or a ``Batch``; the scale is a float32 scalar (``inner.update_scale``); the loss
 is in nats per token. The slope is the inner product of update and gradient, negative if the update points downhill; a
 float32 scalar. It is 0 unless the step was built to measure it, and if the update is no larger than the parameters'
-rounding."""
+rounding. The norm is the global L2 norm of the gradient, as it is before the optimizer clips it."""
 ALMOST_NO_WEIGHT = 1e-30
 """Less than the weight of any token: a batch without weight has no gradient."""
 ROUNDING = 2.0**-22
@@ -138,12 +138,12 @@ def build(
 
     def step(
         parameters: Any, state: Any, tokens: Any, scale: jax.Array, frozen: Any = NOTHING
-    ) -> tuple[Any, Any, jax.Array, jax.Array]:
+    ) -> tuple[Any, Any, jax.Array, jax.Array, jax.Array]:
         gradient, loss = mean_gradient(parameters, tokens, frozen)
         updates, state = optimizer.update(gradient, state, parameters)
         slope = _slope(updates, gradient, parameters) if measures_slope else jnp.zeros((), jnp.float32)
         moved = jax.tree.map(lambda parameter, update: parameter + scale * update, parameters, updates)
-        return moved, state, loss, slope
+        return moved, state, loss, slope, jnp.sqrt(_inner_product(gradient, gradient))
 
     return step
 

@@ -26,6 +26,30 @@ from orchestrator.system.roots import AllowedRoots
 
 NOWHERE = AllowedRoots()
 """No file may be read: the roots of a document that names none."""
+PEAK_FLOPS: Mapping[str, float] = {
+    "NVIDIA A100": 312e12,
+    "NVIDIA H100 PCIe": 756e12,
+    "NVIDIA H100 NVL": 835e12,
+    "NVIDIA H100": 989e12,
+    "NVIDIA H200 NVL": 836e12,
+    "NVIDIA H200": 989e12,
+    "NVIDIA GH200": 989e12,
+    "NVIDIA B200": 2250e12,
+    "NVIDIA L40S": 362e12,
+    "NVIDIA L40": 181e12,
+    "NVIDIA L4": 121e12,
+    "AMD Instinct MI250X": 191.5e12,
+    "AMD Instinct MI300X": 1307e12,
+    "TPU v4": 275e12,
+    "TPU v5 lite": 197e12,
+    "TPU v5e": 197e12,
+    "TPU v5p": 459e12,
+    "TPU v5": 459e12,
+    "TPU v6 lite": 918e12,
+    "TPU v6e": 918e12,
+}
+"""Operations per second of one device in bfloat16, without sparsity, by the longest prefix of its kind as JAX and PyTorch
+name it. Sources: data sheets of NVIDIA and AMD, Google Cloud's pages of TPUs. An MI250X is two devices."""
 Document = Mapping[str, Any]
 
 
@@ -59,6 +83,18 @@ class IslandSpec:
         except ValidationError as error:
             raise InvalidJobSpec(problems=tuple(problems_of(error, unknown=UNKNOWN, model=JobSpec))) from error
         return cls(job, own, spec.get("legs", ()), spec.get("roots", NOWHERE), spec, bool(spec.get("returns", False)))
+
+    def ideal_seconds(self, flops: float | None, device_kind: str, device_count: int) -> float | None:
+        """Return the shortest time in which these devices could do so many operations; None if that is unknown.
+
+        Their peak is the island's ``peak_flops``, or else that of the kind, of which a MIG device is only a part.
+        """
+        if flops is None:
+            return None
+        if self.own is not None and self.own.peak_flops is not None:
+            return flops / (self.own.peak_flops * max(1, self.own.accelerators) * self.own.hosts)
+        names = [name for name in PEAK_FLOPS if device_kind.startswith(name) and " MIG " not in device_kind]
+        return flops / (PEAK_FLOPS[max(names, key=len)] * device_count) if names else None
 
     @property
     def path(self) -> str:

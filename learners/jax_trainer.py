@@ -45,6 +45,8 @@ HEAP_STEPS = 5
 """On CPU, a process allocates the buffers of this many inner steps before its first step."""
 HEAP_BYTES_MAX = 512 << 20
 """The limit of that memory. Larger models have longer steps, for which it makes no difference."""
+Program = Callable[..., tuple[dict[str, jax.Array], Any, jax.Array, jax.Array, jax.Array]]
+"""A compiled ``inner_step.InnerStep``."""
 
 
 def create(spec: Document, shard_index: int, shard_count: int) -> JaxTrainer:
@@ -97,7 +99,7 @@ class JaxTrainer:
             measures_slope=factory is not None,
         )
         self._descent = DescentCheck(factory, self._horizon_steps) if factory is not None else None
-        self._steps: dict[int, Callable[..., tuple[dict[str, jax.Array], Any, jax.Array, jax.Array]]] = {}
+        self._steps: dict[int, Program] = {}
         self._loss: Any = None
         self._parameters: dict[str, jax.Array] = {}
         self._state: Any = None
@@ -165,16 +167,15 @@ class JaxTrainer:
         if self._spec.job.evaluation.on == "islands":
             self._held_out_loss()  # compiling it at a boundary would stop the island
         if on_cpu and self._spec.returns:
-            threading.Thread(
-                target=_grow_heap_beside, args=(self._steps[self._ramp.parts],), name="heap", daemon=True
-            ).start()
+            whole = (self._steps[self._ramp.parts],)
+            threading.Thread(target=_grow_heap_beside, args=whole, name="heap", daemon=True).start()
 
     @property
-    def program(self) -> Callable[..., tuple[dict[str, jax.Array], Any, jax.Array, jax.Array]]:
+    def program(self) -> Program:
         """The compiled inner step of parameters, state, ``on_devices(batch)`` and scale. It consumes the first two."""
         return self._program(self._ramp.parts)
 
-    def _program(self, part: int) -> Callable[..., tuple[dict[str, jax.Array], Any, jax.Array, jax.Array]]:
+    def _program(self, part: int) -> Program:
         step, frozen = self._steps.get(part, self._traced), self._frozen
         return (lambda *arguments: step(*arguments, frozen)) if frozen else step
 
@@ -205,12 +206,21 @@ class JaxTrainer:
         count = self._batch_shape(part)[0]
         batch = self.on_devices(jax.tree.map(lambda rows: rows[:count], self._batch()))
         scale = np.float32(lr_ratio * optimizer_settings.update_scale(self._inner, self._horizon_steps, schedule_step))
-        self._parameters, self._state, loss, slope = self._program(part)(self._parameters, self._state, batch, scale)
+        self._parameters, self._state, *figures = self._program(part)(self._parameters, self._state, batch, scale)
         self._cursor += 1
         self._batch()  # draw the next batch while the devices work
+        loss, slope, gradient_norm = map(float, jax.device_get(figures))  # the device is awaited here only
         if self._descent is not None:
-            self._descent.judge(float(slope))
-        return StepResult(math.prod(Batch.of(batch).targets.shape), float(loss), self._text.flaws())
+            self._descent.judge(slope)
+        ideal_seconds = None if self._ideal_seconds is None else self._ideal_seconds * part / self._ramp.parts
+        return StepResult(
+            math.prod(Batch.of(batch).targets.shape),
+            loss,
+            self._text.flaws(),
+            optimizer_settings.known_rate(self._inner, float(scale)),
+            gradient_norm,
+            ideal_seconds,
+        )
 
     def held(self, piece: str) -> HeldPart:
         named = piece_named(piece)
@@ -352,6 +362,13 @@ class JaxTrainer:
     # ── helpers ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     @cached_property
+    def _ideal_seconds(self) -> float | None:
+        """The shortest time of a step of a whole batch, or None if the model's operations or the devices' peak are unknown."""
+        count, length = self._model.flops_per_token, self._spec.job.data.sequence_length
+        flops = None if count is None else self._spec.tokens_per_step * count(length)
+        return self._spec.ideal_seconds(flops, self._devices[0].device_kind, len(self._devices))
+
+    @cached_property
     def _initial(self) -> Arrays:
         """The initial parameters on the host. If the model can be traced, all devices create one tensor after another."""
         if not self._model.traceable:
@@ -445,7 +462,7 @@ class JaxTrainer:
     def _traced(self) -> Any:
         everywhere = NamedSharding(self._mesh, PartitionSpec())
         step = self._on_this_mesh(self._inner_step)
-        return jax.jit(step, donate_argnums=(0, 1), out_shardings=(*self._sharded, everywhere, everywhere))
+        return jax.jit(step, donate_argnums=(0, 1), out_shardings=(*self._sharded, *[everywhere] * 3))
 
     def _on_this_mesh(self, traced: Callable[..., Any]) -> Callable[..., Any]:
         """Return the function so that ``mesh.constrained`` knows the mesh while it is traced."""

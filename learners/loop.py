@@ -500,7 +500,7 @@ class IslandLoop:
         gap = 0.0 if self._last_step_end is None else ended - self._last_step_end
         self._last_step_end = ended
         self._odometer.count(ended - began, gap)
-        self._odometer.loss, self._odometer.flaws = result.loss, result.flaws
+        self._odometer.latest = result
         if ended - self._reported_at >= self._plan.report_every_s:
             self._report_progress(self._replica.step)
 

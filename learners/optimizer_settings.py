@@ -62,6 +62,16 @@ def update_scale(section: InnerOptimizerSection, horizon_steps: int, step: int) 
     return lr / section.lr if section.factory else lr
 
 
+def known_rate(section: InnerOptimizerSection, scale: float) -> float | None:
+    """Return the learning rate of a step at this ``update_scale``, or None if only the job's own factory knows it.
+
+    A factory that reads ``lr`` has it; one that does not is refused, unless ``lr`` has its default.
+    """
+    if not section.factory:
+        return scale
+    return None if section.lr == InnerOptimizerSection.model_fields["lr"].default else scale * section.lr
+
+
 @dataclass(frozen=True, slots=True)
 class TensorSettings:
     """Settings of a tensor. ``lr_ratio`` multiplies the learning rate; weight decay is lr · lr_ratio · weight_decay · θ."""

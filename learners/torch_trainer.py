@@ -22,6 +22,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import cached_property
+from itertools import chain
 from operator import itemgetter
 from typing import Any
 
@@ -131,7 +132,7 @@ class TorchTrainer:
         self._allocate()
         batch = self._batch()
         before = {name: buffer.clone() for name, buffer in self._persistent_buffers()}
-        self._backward(Batch.of(batch).mapped(np.zeros_like))
+        float(self._backward(Batch.of(batch).mapped(np.zeros_like)))  # an error of the device appears here
         self._forget_gradients()
         for name, buffer in self._persistent_buffers():
             if not torch.equal(buffer, before[name]):
@@ -162,8 +163,8 @@ class TorchTrainer:
         place = (self._spec.job.seed, self._shard_index, self._cursor, *([self._rank] if self._rank else []))
         torch.manual_seed(int(np.random.SeedSequence(place).generate_state(1, np.uint64)[0] >> 1))
         loss = self._backward(batch)
-        if self._inner.clip_norm is not None:
-            nn.utils.clip_grad_norm_(self._parameters.values(), self._inner.clip_norm)
+        gradient_norm = self._clip()
+        figures = torch.stack([loss, gradient_norm.to(loss)]).tolist()  # at once: the device is awaited here only
         for optimizer in self._optimizers:
             guarded(
                 f"step of the optimizer {self._inner.factory or self._inner.kind!r}", optimizer.step, (RuntimeError,)
@@ -173,7 +174,35 @@ class TorchTrainer:
             self._trained = True
             self._named_state()  # refuses an optimizer whose state cannot travel
         self._cursor += 1
-        return StepResult(math.prod(Batch.of(batch).targets.shape), loss, self._text.flaws())
+        return StepResult(
+            math.prod(Batch.of(batch).targets.shape),
+            figures[0],
+            self._text.flaws(),
+            fraction * (max(chain(*self._first_rates)) if self._inner.factory else self._inner.lr),
+            figures[1],
+            self._ideal_seconds,
+        )
+
+    def _clip(self) -> torch.Tensor:
+        """Return the global norm of the gradients, which are then clipped if the job wants that."""
+        if self._inner.clip_norm is not None:
+            norm = nn.utils.clip_grad_norm_(self._parameters.values(), self._inner.clip_norm)
+        else:
+            norm = nn.utils.get_total_norm([each.grad for each in self._parameters.values() if each.grad is not None])
+        return norm.full_tensor() if isinstance(norm, DTensor) else norm
+
+    @cached_property
+    def _ideal_seconds(self) -> float | None:
+        """The shortest time of a step, with six operations per token and parameter, but for tables of embeddings.
+
+        None if the devices' peak is unknown, or if some parameters are not trained, which need fewer.
+        """
+        if any(not each.requires_grad for each in self._module.parameters()):
+            return None
+        layers = (each for each in self._module.modules() if not isinstance(each, nn.Embedding))
+        own = {id(each): each.numel() for layer in layers for each in layer.parameters(recurse=False)}
+        kind = torch.cuda.get_device_name(self._device) if self._device.type == "cuda" else "cpu"
+        return self._spec.ideal_seconds(6.0 * sum(own.values()) * self._spec.tokens_per_step, kind, self._size)
 
     def held(self, piece: str) -> HeldPart:
         named = piece_named(piece)
@@ -313,13 +342,16 @@ class TorchTrainer:
         self._first_rates = [[float(group["lr"]) for group in each] for each in groups]
         self._group_numbers = [_numbers_of(group) for each in groups for group in each]
 
-    def _backward(self, tokens: np.ndarray | Batch, accumulation: int | None = None) -> float:
-        """Add the gradient of the batch's objective to the parameters' gradients, and return its plain loss."""
+    def _backward(self, tokens: np.ndarray | Batch, accumulation: int | None = None) -> torch.Tensor:
+        """Add the gradient of the batch's objective to the parameters' gradients.
+
+        Returns its plain loss, a float64 scalar on the device, which need not be awaited yet.
+        """
         count = self._spec.accumulation if accumulation is None else accumulation
         self._module.train()
         whole = self._on_device(tokens)
         of_all = whole.target_weights
-        total = 0.0
+        total = torch.zeros((), dtype=torch.float64, device=self._device)
         for first in range(count):  # as in JAX: sequences a, a + A, … are microbatch a, and each process has its share
             own = slice(first + count * self._rank, None, count * self._size)
             part = whole.mapped(itemgetter(own))
@@ -336,15 +368,10 @@ class TorchTrainer:
             if of_all is not None and count * self._size > 1:  # FSDP divides by the number of processes
                 share = self._size * float(weights.sum() / of_all.sum().clamp(min=1e-30))
             (share * objective).backward()
-            total += share * float(loss.detach())
-        return self._mean_of_processes(total)
-
-    def _mean_of_processes(self, number: float) -> float:
-        if self._size == 1:
-            return number
-        summed = torch.tensor(number, dtype=torch.float64, device=self._device)
-        torch.distributed.all_reduce(summed)
-        return float(summed) / self._size
+            total += share * loss.detach().double()
+        if self._size > 1:
+            torch.distributed.all_reduce(total)
+        return total / self._size
 
     def _forget_gradients(self) -> None:
         self._module.zero_grad(set_to_none=True)

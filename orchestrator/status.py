@@ -76,6 +76,13 @@ class IslandFacts(Facts):
     steps_total: Count = 0
     tokens_total: Count = 0
     loss: float | None = Field(default=None, description="training loss of the last step, nats per token")
+    learning_rate: float | None = Field(
+        default=None, description="that of the last step; null: its trainer does not say"
+    )
+    gradient_norm: float | None = Field(default=None, description="L2 norm of its gradient, before clipping")
+    mfu_ratio: float | None = Field(
+        default=None, description="model FLOPs utilisation at the recent pace; null: unknown"
+    )
     restarts: Count = 0
     flag: str = Field(default="", description="what is wrong with its contributions; empty once good work is merged")
     quarantines: Count = Field(
@@ -94,6 +101,12 @@ class IslandStatus(IslandFacts):
 
     step_seconds: Seconds | None = None
     last_merge_at: Seconds | None = None
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Return the recent pace: mean tokens a step over the median step time. None if it does not train now."""
+        trains = self.state == "training" and self.steps_total
+        return self.tokens_total / self.steps_total / self.step_seconds if trains and self.step_seconds else None
 
 
 class Line(Facts):
@@ -537,6 +550,14 @@ class JobStatus(Facts):
         """
         figures = {"goodput": self.goodput, "statistics": self.statistics}
         return self.model_dump(mode="json", exclude_unset=True, exclude=set(figures)) | figures
+
+    @property
+    def eta_s(self) -> float | None:
+        """Return the seconds until the budget is trained, at the islands' recent pace. None: nothing can merge now."""
+        view, pace = self.view, sum(island.tokens_per_second or 0.0 for island in self.view.islands)
+        if view.phase != "running" or view.pause_reason or not 0.0 < pace < float("inf"):
+            return None
+        return max(0, view.token_budget - view.tokens_trained) / pace
 
     def with_view(self, **changes: Any) -> JobStatus:
         """Return a copy in which these fields of ``view`` are changed."""

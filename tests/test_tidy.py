@@ -151,6 +151,9 @@ MAY_IMPORT = {
             orchestrator.simulation orchestrator.specification orchestrator.status orchestrator.system orchestrator.tape
             orchestrator.text prometheus_client psutil pydantic rich sqlalchemy starlette typer uvicorn yaml
         """,
+        "api.notebook": """
+            IPython api.client api.schemas orchestrator.errors orchestrator.report.simulated orchestrator.system.plain
+        """,
         "api.tracking": "api.run.tables orchestrator.errors pydantic",
         "api.trackers": "api.tracking crc32c httpx mlflow opentelemetry orchestrator.errors tensorboardX wandb",
         "api.storage": "alembic api.auth.tokens api.chaos.store orchestrator.errors psycopg sqlalchemy",

@@ -49,6 +49,8 @@ from orchestrator.tape import codec as command_codec
 GONE = "none of its processes is running; the service will restart it from its run folder"
 
 UNREADABLE_REMEDY = "Submit it again, and remove this one."
+FROM_STEPS = ("loss", "learning_rate", "gradient_norm", "mfu_ratio")
+"""Figures of an island's last step, which need not be finite."""
 LAST_KNOWN = {"epoch": 1, "global_version": 0, "tokens_trained": 0}
 """The figures that the store keeps of a job that trains, and the least value of each."""
 
@@ -153,18 +155,10 @@ def _by_status(status: JobStatus) -> dict[str, Any]:
         "statistics": finite(status.statistics),
         "helpers": status.helpers,
         "shards": [] if state.final else status.shards,
-        "eta_s": eta_of(status),
+        "eta_s": status.eta_s,
         "merged_at": merged_at_of(status),
         "troubles": [] if state.final else list(troubles_of(status)),
     }
-
-
-def eta_of(status: JobStatus) -> float | None:
-    """Return the seconds until the budget is trained, at the mean speed so far. None: nothing can merge now."""
-    view, speed = status.view, status.goodput.get("tokens_merged_per_second")
-    if view.phase != "running" or view.pause_reason or not speed or not math.isfinite(speed):
-        return None
-    return max(0, view.token_budget - view.tokens_trained) / speed
 
 
 def merged_at_of(status: JobStatus) -> float | None:
@@ -327,9 +321,9 @@ def island_of(own: IslandStatus, line: Line | None = None, spare: bool = False) 
     """Return the island as the API shows it."""
     pace = 1.0 / own.step_seconds if own.step_seconds and own.state == "training" else None
     return Island(
-        **own.shared(IslandFacts) | {"loss": finite(own.loss)},
+        **own.shared(IslandFacts) | {name: finite(getattr(own, name)) for name in FROM_STEPS},
         steps_per_second=pace,
-        tokens_per_second=pace * own.tokens_total / own.steps_total if pace and own.steps_total else None,
+        tokens_per_second=own.tokens_per_second,
         last_merge_after_s=own.last_merge_at,
         spare=spare,
         line=line,

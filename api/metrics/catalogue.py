@@ -201,6 +201,12 @@ _FAMILIES = (
     Family("gauge", "atoll_job_token_budget", ("atoll_job",), "Tokens after which the job ends."),
     Family(
         "gauge",
+        "atoll_job_remaining_seconds",
+        ("atoll_job",),
+        "Time until the budget is trained, at the islands' recent pace. Absent while nothing can merge. A rise: slow steps.",
+    ),
+    Family(
+        "gauge",
         "atoll_checkpoint_interval_seconds",
         ("atoll_job",),
         "Time from one checkpoint to the next by the specification, at the job's mean rate of merges so far.",
@@ -332,6 +338,20 @@ _FAMILIES = (
         "Longest time between two steps so far. A jump: it was held up.",
     ),
     Family("gauge", "atoll_training_loss_nats", ISLAND, "Training loss of the island's last step, in nats per token."),
+    Family("gauge", "atoll_island_learning_rate", ISLAND, "Learning rate of the island's last step."),
+    Family(
+        "gauge",
+        "atoll_island_gradient_norm",
+        ISLAND,
+        "L2 norm of the gradient of the island's last step, before clipping. A sharp rise: training may be diverging.",
+    ),
+    Family(
+        "gauge",
+        "atoll_island_mfu_ratio",
+        ISLAND,
+        "Model FLOPs utilisation: the model's operations at the median step as a part of the devices' peak. A fall: steps "
+        "became slower. Absent where the peak, or the model's operations, are unknown.",
+    ),
     Family("counter", "atoll_island_merges", ISLAND, "Merges that contain the island's work."),
     Family(
         "gauge", "atoll_island_last_merge_age_seconds", ISLAND, "Time since a merge last contained the island's work."

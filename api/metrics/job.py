@@ -100,6 +100,7 @@ def _of_job(job: str, status: JobStatus) -> Iterator[Sample]:
         yield Sample("atoll_synchroniser_deaths", (job,), deaths["deaths"])
         yield Sample("atoll_damages", (job,), deaths["damages"])
     yield Sample("atoll_job_token_budget", (job,), view.token_budget)
+    yield from _known("atoll_job_remaining_seconds", (job,), status.eta_s)
     checkpoint = view.checkpoint
     yield Sample("atoll_checkpoint_failures", (job,), checkpoint.failures)
     if checkpoint.scheduled or checkpoint.taken_at is not None:
@@ -151,6 +152,9 @@ def _of_islands(job: str, status: JobStatus) -> Iterator[Sample]:
         optional = {
             "atoll_island_step_seconds": island.step_seconds,
             "atoll_training_loss_nats": island.loss,
+            "atoll_island_learning_rate": island.learning_rate,
+            "atoll_island_gradient_norm": island.gradient_norm,
+            "atoll_island_mfu_ratio": island.mfu_ratio,
             "atoll_island_schedule_step": island.step if island.state == IslandState.TRAINING else None,
             "atoll_island_gap_max_seconds": statistics["gaps_max_s"].get(name),
         }

@@ -43,6 +43,9 @@ _ISLAND = {
     "steps_per_second": 5.1,
     "tokens_per_second": 5222.4,
     "loss": 1.912,
+    "learning_rate": 0.00082,
+    "gradient_norm": 0.314,
+    "mfu_ratio": 0.41,
     "last_merge_after_s": 81.2,
     "restarts": 1,
 }

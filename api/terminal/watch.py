@@ -46,7 +46,7 @@ LINE_EVERY_S = 5.0
 Observer = Callable[[Job], str | None]
 WORDS = ("island", "node group", "region", "state", "node")
 FIGURES = (
-    *("pid", "life", "restarts", "steps/s", "tokens/s", "step", "behind", "tokens", "loss"),
+    *("pid", "life", "restarts", "steps/s", "tokens/s", "MFU", "step", "behind", "tokens", "loss", "lr", "grad norm"),
     *("last merge", "merges", "refused", "gap"),
 )
 
@@ -115,6 +115,8 @@ def _watch_lines(poller: Poller[Job], console: Console) -> Job:
 def render(job: Job, note: str | None = None) -> RenderableType:
     """Return the whole view: headline, progress to the budget, islands, and what blocks the job."""
     parts: list[RenderableType] = [_headline(job), _progress(job), island_table(job)]
+    if words := step_words(job):
+        parts.append(Text(words, style="dim"))
     if job.wire:
         parts.append(Text(wire_words(job), style="dim"))
     if job.settings is not None and job.settings.changed:
@@ -133,7 +135,7 @@ def render(job: Job, note: str | None = None) -> RenderableType:
 
 
 def island_table(job: Job) -> Listing:
-    words, figures = ("island", "region", "state"), ("life", "steps/s", "tokens", "loss", "last merge")
+    words, figures = ("island", "region", "state"), ("life", "tokens/s", "tokens", "loss", "last merge")
     table = Listing(*words, *figures, "why", prose=("why",), right=figures, padding=(0, 1, 0, 0), expand=True)
     # a line for each island on a terminal, so the reason gets what is left; `atoll status | cat` prints all of it
     why = table.columns[-1]
@@ -144,7 +146,7 @@ def island_table(job: Job) -> Listing:
             island.region,
             Text(_state(island), style=STATE_STYLES.get(island.state, "default")),
             str(island.incarnation or "–"),
-            _number(island.steps_per_second, ".1f"),
+            _number(island.tokens_per_second, ",.0f"),
             f"{island.tokens_total:,}",
             _number(island.loss, ".3f"),
             last_merge(island, job),
@@ -170,6 +172,20 @@ def settings_words(job: Job) -> str:
     grace = "for everyone" if now.grace is None else f"{now.grace:g} steps"
     lr = f"lr {now.lr_ratio:g} of the specification's"
     return f"settings now: {lr}, quorum {now.quorum}, grace {grace}, interval {now.interval} steps"
+
+
+def step_words(job: Job) -> str:
+    """Return the range of what islands say of their last steps; empty if they do not."""
+    figures = {
+        "gradient norm": [(island.gradient_norm, _number(island.gradient_norm, ".3g")) for island in job.islands],
+        "MFU": [(island.mfu_ratio, _percent(island.mfu_ratio)) for island in job.islands],
+    }
+    ranges = []
+    for name, pairs in figures.items():
+        values = sorted((value, words) for value, words in pairs if value is not None)
+        if values:
+            ranges.append(f"{name} {' to '.join(dict.fromkeys((values[0][1], values[-1][1])))}")
+    return "; ".join(ranges)
 
 
 def wire_words(job: Job) -> str:
@@ -238,8 +254,9 @@ def line(job: Job) -> str:
         for island in job.islands
     )
     paused = "".join(f"  {words}" for words in (job.pause_reason, job.checkpoint.trouble, *helper_words(job)) if words)
+    share = f"{percent:.0f} %" + ("" if job.eta_s is None else f", {_clock(job.eta_s)} left")
     return (
-        f"{_clock(job.after_s)}  {job.state}  {job.tokens_trained:,} of {job.token_budget:,} tokens ({percent:.0f} %)  "
+        f"{_clock(job.after_s)}  {job.state}  {job.tokens_trained:,} of {job.token_budget:,} tokens ({share})  "
         f"version {job.global_version}  loss {_number(job.loss, '.3f')} (train {_number(job.loss_train, '.3f')})  "
         f"goodput {_percent(job.goodput_ratio)}  {islands}{paused}"
     )
@@ -254,6 +271,8 @@ def _headline(job: Job) -> Table:
         "train": _number(job.loss_train, ".3f"),
         "goodput": _percent(job.goodput_ratio),
     }
+    if (rate := max((island.learning_rate or 0.0 for island in job.islands), default=0.0)) > 0.0:
+        facts["lr"] = f"{rate:.2g}"
     grid.add_row(*(Text.assemble((f"{name} ", "dim"), (value, "bold")) for name, value in facts.items()))
     for column in grid.columns:
         column.no_wrap = True
@@ -266,7 +285,8 @@ def _progress(job: Job) -> Table:
     grid.add_column(justify="right", no_wrap=True)
     done = min(job.tokens_trained, job.token_budget)
     bar = ProgressBar(total=job.token_budget, completed=done)
-    grid.add_row(bar, f"{job.tokens_trained:,} of {job.token_budget:,} tokens")
+    left = "" if job.eta_s is None else f", {_clock(job.eta_s)} left"
+    grid.add_row(bar, f"{job.tokens_trained:,} of {job.token_budget:,} tokens{left}")
     return grid
 
 
@@ -310,10 +330,13 @@ def _figures(island: Island, job: Job, furthest: int) -> tuple[str, ...]:
         str(island.restarts),
         _number(island.steps_per_second, ".2f"),
         _number(island.tokens_per_second, ",.0f"),
+        _percent(island.mfu_ratio),
         f"{island.step:,}",
         f"{furthest - island.step:,}" if island.state == "training" else "–",
         f"{island.tokens_total:,}",
         _number(island.loss, ".3f"),
+        _number(island.learning_rate, ".3g"),
+        _number(island.gradient_norm, ".3g"),
         last_merge(island, job),
         str(_of(statistics, "merges_per_island", island) or 0),
         str(_of(statistics.get("traffic", {}), "refused", island) or 0),

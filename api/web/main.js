@@ -8,7 +8,7 @@
 import * as charts from "./charts.js";
 import { chaos } from "./chaos.js";
 import { command } from "./commands.js";
-import { Beside } from "./compare.js";
+import { Beside, Sweep } from "./compare.js";
 import { askToken } from "./dialogs.js";
 import { fill, h } from "./dom.js";
 import * as fleet from "./fleet.js";
@@ -34,6 +34,7 @@ const place = (id) => document.getElementById(id);
 const NO_JOB = { job: null, commands: [], run: null, checkpoints: null, looked: false, live: "connecting" };
 const page = { me: null, jobs: null, groups: null, groupsLost: false, cluster: null, limits: null, ...NO_JOB };
 const beside = new Beside();
+const sweep = new Sweep();
 const merges = new Merges(() => place("merges").matches(":hover, :focus-within"), () => page.job && drawMerges());
 const inspection = new Inspection();
 
@@ -192,7 +193,7 @@ async function listJobs() {
   }
   complain(null);
   readLimits();
-  await nodes;
+  await Promise.all([nodes, sweep.look(page.jobs).then(drawFleet)]);
 }
 
 /** The newest jobs, and all older ones that have not ended. */
@@ -329,6 +330,13 @@ document.addEventListener(
 place("loss").addEventListener("change", ({ target }) => {
   if (target.dataset.beside) beside.toggle(target.dataset.beside, target.checked).then(drawLoss).catch(failed);
 });
+place("sweep").addEventListener("change", ({ target }) => sweep.choose(target.value, page.jobs).then(drawFleet).catch(failed));
+place("sweep").addEventListener("click", ({ target }) => {
+  const head = target.closest("button[data-sort]");
+  if (!head) return;
+  sweep.sortBy(head.dataset.sort);
+  drawFleet();
+});
 place("jobs").addEventListener("change", (event) => visit(event.target.value));
 place("inspection").addEventListener("change", ({ target }) => {
   if (target.dataset.choice === "log") location.hash = `${views.addressOf(page.job.job, "logs")}/${target.value}`;
@@ -382,6 +390,7 @@ function drawFleet() {
   document.body.classList.toggle("ready", page.jobs !== null);
   fill(place("problems"), fleet.problemsView(found, page.jobs !== null && (page.groups !== null || page.groupsLost || page.cluster !== null)));
   fill(place("overview"), fleet.jobsView(page.jobs, now));
+  fill(place("sweep"), sweep.view(page.jobs));
   fill(place("queue"), fleet.queueView(page.jobs, mayChange()));
   fill(place("nodes"), fleet.nodesView(page.groups, page.groupsLost || page.cluster !== null, page.limits, now, mayChange()));
 }

@@ -6,7 +6,7 @@
  */
 
 import { badge, h } from "./dom.js";
-import { FINAL, JOB_TONES, ago, beforeTheEnd, bytes, clock, count, day, looks, loss, percent, plural, rate, seconds, sentence } from "./words.js";
+import { FINAL, JOB_TONES, ago, beforeTheEnd, bytes, clock, count, day, looks, loss, percent, plural, rate, seconds, sentence, significant } from "./words.js";
 
 export { lines } from "./lines.js";
 
@@ -205,6 +205,9 @@ function card(island, job, mayChange, crowded) {
       fact("Tokens/s", rate(island.tokens_per_second)),
       fact("Tokens", count(island.tokens_total)),
       fact("Loss", loss(island.loss)),
+      island.learning_rate !== null && fact("Learning rate", significant(island.learning_rate)),
+      island.gradient_norm !== null && fact("Gradient norm", significant(island.gradient_norm), "of the last step, before clipping"),
+      island.mfu_ratio !== null && fact("MFU", percent(island.mfu_ratio), "model FLOPs utilisation"),
       fact("Last merge", job.ended_at ? beforeTheEnd(merged) : ago(merged)),
       (island.hosts > 1 || axes) && fact("Hosts", `${island.hosts}${axes && `: ${axes}`}`),
       fact("Incarnation", `${island.incarnation}`, island.node && `on ${island.node}`),

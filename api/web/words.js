@@ -43,6 +43,8 @@ export function beforeTheEnd(value) {
 export const percent = (ratio) => (ratio === null || ratio === undefined ? "–" : `${(100 * ratio).toFixed(1)} %`);
 export const loss = (value) => (value === null || value === undefined ? "–" : value.toFixed(3));
 export const plain = (value) => `${Number(value.toPrecision(6))}`;
+/** 0.00012345 → 0.000123; 1.2345e-7 → 1.23e-7 */
+export const significant = (value) => (value === null || value === undefined ? "–" : `${Number(value.toPrecision(3))}`);
 export const rate = (value) => (value === null || value === undefined ? "–" : value.toPrecision(3));
 export const plural = (number, one) => `${number} ${one}${number === 1 ? "" : "s"}`;
 export const sentence = (words) => (words ? `${words[0].toUpperCase()}${words.slice(1)}${/[.!?]$/.test(words) ? "" : "."}` : "");

@@ -39,7 +39,9 @@ class Progress:
 
     ``stepping_seconds`` is the time spent inside inner steps, ``gap_max_seconds`` the longest time between the ends of
     two neighbouring steps since the previous report, ``loss`` the training loss of the last step in nats per token.
-    ``flaws`` counts the text that could not be read as it is in its files.
+    ``flaws`` counts the text that could not be read as it is in its files. ``learning_rate`` and ``gradient_norm``, before
+    clipping, are the last step's, and ``mfu_ratio`` is the part of the devices' peak that the model's operations reached at
+    the median step. They are None if the trainer does not know them.
     """
 
     step: int
@@ -50,6 +52,9 @@ class Progress:
     gap_max_seconds: Duration
     loss: float
     flaws: DataFlaws = field(default=NO_FLAWS, metadata=UNWRITTEN_DEFAULT)
+    learning_rate: float | None = field(default=None, metadata=UNWRITTEN_DEFAULT)
+    gradient_norm: float | None = field(default=None, metadata=UNWRITTEN_DEFAULT)
+    mfu_ratio: float | None = field(default=None, metadata=UNWRITTEN_DEFAULT)
 
 
 @dataclass(frozen=True, slots=True)

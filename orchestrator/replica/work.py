@@ -27,16 +27,31 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Protocol
 
 from orchestrator.core.messages import Progress
-from orchestrator.core.vocabulary import NO_FLAWS, AllOffers, Duration, MergedOffer, Version
+from orchestrator.core.vocabulary import NO_FLAWS, AllOffers, DataFlaws, Duration, MergedOffer, Version
 
 STEP_TIMES_KEPT = 64
 
 
+class StepFigures(Protocol):
+    """A step's result as an odometer keeps it (``learners.contract.StepResult``)."""
+
+    @property
+    def loss(self) -> float: ...
+    @property
+    def flaws(self) -> DataFlaws: ...
+    @property
+    def learning_rate(self) -> float | None: ...
+    @property
+    def gradient_norm(self) -> float | None: ...
+    @property
+    def ideal_seconds(self) -> float | None: ...
+
+
 class Odometer:
-    """``window`` is over how many of the latest steps the median step time is taken; ``loss`` and ``flaws`` are
+    """``window`` is over how many of the latest steps the median step time is taken; ``loss`` and ``latest`` are
     the latest step's.
     """
 
@@ -45,7 +60,7 @@ class Odometer:
         self._gap_max_seconds: Duration = 0.0
         self._step_seconds: deque[Duration] = deque(maxlen=window)
         self.loss = float("nan")
-        self.flaws = NO_FLAWS
+        self.latest: StepFigures | None = None
         self._reported_steps = 0
 
     def count(self, step_seconds: Duration, gap_seconds: Duration) -> None:
@@ -65,18 +80,28 @@ class Odometer:
 
     def report(self, step: int, steps_total: int, tokens_total: int) -> Progress:
         """The progress so far, at the logical step ``step``."""
+        latest, median = self.latest, _median(self._step_seconds)
+        ideal = None if latest is None else latest.ideal_seconds
         progress = Progress(
             step=step,
             steps_total=steps_total,
             tokens_total=tokens_total,
             stepping_seconds=self._stepping_seconds,
-            step_seconds_median=_median(self._step_seconds),
+            step_seconds_median=median,
             gap_max_seconds=self._gap_max_seconds,
-            loss=self.loss,
-            flaws=self.flaws,
+            loss=self.loss if latest is None else latest.loss,
+            flaws=NO_FLAWS if latest is None else latest.flaws,
+            learning_rate=None if latest is None else _brief(latest.learning_rate),
+            gradient_norm=None if latest is None else _brief(latest.gradient_norm),
+            mfu_ratio=_brief(ideal / median) if ideal is not None and median else None,
         )
         self._reported_steps, self._gap_max_seconds = steps_total, 0.0
         return progress
+
+
+def _brief(value: float | None) -> float | None:
+    """Round to the digits that a float32 has, so that a line of the tape is no longer than that."""
+    return None if value is None else float(f"{value:.7g}")
 
 
 def _median(values: deque[Duration]) -> Duration:

@@ -218,6 +218,7 @@ ByteCount = Annotated[int, Field(strict=True, ge=0, le=2**53)]
 """Eight petabytes; JSON numbers are exact integers up to here."""
 Money = Annotated[float, Field(strict=True, ge=0, le=1e12, allow_inf_nan=False)]
 """A price or a sum in any currency."""
+Flops = Annotated[float, Field(strict=True, gt=0, le=1e21, allow_inf_nan=False)]
 CostLimit = Annotated[float, Field(strict=True, gt=0, le=1e12, allow_inf_nan=False)]
 Factor = Annotated[float, Field(strict=True, ge=1e-6, le=1e6, allow_inf_nan=False)]
 """A factor by which something takes longer."""

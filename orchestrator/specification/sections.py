@@ -25,6 +25,7 @@ from orchestrator.specification.bounds import (
     Currency,
     DisplacementRatio,
     Epsilon,
+    Flops,
     FragmentCount,
     GradientNorm,
     HostCount,
@@ -320,6 +321,11 @@ class IslandsSection(Section):
         None, description="parts in which one island processes a batch; training.accumulation if absent"
     )
     price: PriceSection | None = Field(None, description="default: that of the service's price file")
+    peak_flops: Flops | None = Field(
+        None,
+        description="operations per second of one accelerator (on CPU: of a host) that utilisation is measured against; "
+        "default: the known peak of its kind in bfloat16, and none for a CPU",
+    )
 
     @property
     def island_price(self) -> Price | None:

@@ -21,7 +21,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 from rich.console import Console
-from api.installation.demo import run_demo
+from api.commands.service import run_demo
 from api.installation.home import Home
 from api.installation.up import Installation
 home, runs, spec, control = sys.argv[1:]

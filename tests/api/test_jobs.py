@@ -107,8 +107,9 @@ def test_a_job_says_what_is_wrong_when_it_merged_and_how_long_it_will_take(
     record = SimulatedJob(parse_job(row.spec), [], 5.0).status(row.job, 1000.0, 5.0)
     status = JobStatus.model_validate(record)
     job = job_of(row, status, [], 0, report=False)
-    speed = status.goodput["tokens_merged_per_second"]
-    assert job.eta_s == pytest.approx((job.token_budget - job.tokens_trained) / speed)
+    paces = [island.tokens_per_second for island in job.islands if island.state == "training"]
+    assert paces
+    assert job.eta_s == pytest.approx((job.token_budget - job.tokens_trained) / sum(pace or 0.0 for pace in paces))
     assert job.merged_at == status.started_at + max(island.last_merge_at or 0 for island in status.view.islands)
     assert job.troubles == []
     islands = [island.model_copy() for island in status.view.islands]

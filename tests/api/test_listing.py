@@ -12,7 +12,7 @@ from rich.text import Text
 from api.commands import jobs as command
 from api.schemas import Island, Job, JobSummary
 from api.terminal.listing import Screen
-from api.terminal.watch import island_table, last_merge, render
+from api.terminal.watch import island_table, last_merge, render, wide_island_table
 
 REASON = "a: its own code failed: " + "a word after the other, " * 60
 PLACE = "/data/runs/with/a/rather/long/path/" + "folder/" * 20
@@ -132,6 +132,26 @@ def test_the_last_merge_of_an_ended_job_is_told_by_its_end(state: str, merged_af
     assert (
         last_merge(one, Job.model_validate({**job(1, state=state).model_dump(), **nothing, "islands": [one]})) == words
     )
+
+
+def test_a_job_shows_what_its_islands_say_of_their_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    nothing = {"after_s": 9.0, "pause_reason": None, "epoch": 1, "loss_train": None, "fragments": [], "loss_curve": []}
+    nothing |= {"goodput": {}, "statistics": {}, "report_ready": False, "eta_s": 42.0}
+    islands = [
+        island(1, learning_rate=1e-3, gradient_norm=0.5, mfu_ratio=0.4),
+        island(2, learning_rate=1e-3, gradient_norm=0.25),
+        island(3),
+    ]
+    of_job = Job.model_validate({**job(1).model_dump(), **nothing, "islands": islands})
+    text = drawn(render(of_job), width=240, terminal=False, wide=False, monkeypatch=monkeypatch)
+    for words in ("gradient norm 0.25 to 0.5; MFU 40.0 %", "lr 0.001", "0:42 left"):
+        assert words in text
+    wide = drawn(wide_island_table(of_job), width=240, terminal=False, wide=True, monkeypatch=monkeypatch)
+    assert "40.0 %" in wide
+    assert "0.25" in wide
+    silent = of_job.model_copy(update={"islands": [island(1)], "eta_s": None})
+    text = drawn(render(silent), width=240, terminal=False, wide=False, monkeypatch=monkeypatch)
+    assert not [words for words in (" lr ", "gradient norm", " left") if words in text]
 
 
 def test_jobs_that_wait_for_the_same_reason_are_one_line() -> None:

@@ -15,6 +15,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
@@ -28,17 +29,21 @@ from api.trackers import MlflowSink, TensorBoardSink
 from api.tracking import Run, Sink
 from tests.api.installation import Installation
 from tests.api.test_tracking import EVERY_S, whole
+from tests.documents import DOCS, ROOT, blocks
 from tests.waiting import wait_until
 
+nbformat = pytest.importorskip("nbformat", reason="needs Jupyter: make trackers-test has it")
+nbclient = pytest.importorskip("nbclient", reason="needs Jupyter: make trackers-test has it")
 mlflow = pytest.importorskip("mlflow", reason="needs mlflow: make trackers-test has it")
 wandb = pytest.importorskip("wandb", reason="needs wandb: make trackers-test has it")
 pytestmark = pytest.mark.soak("real trackers take half a minute each")
-STRIKES = (1, 2, 1, 2, 1, 2)
+STRIKES = (1, 2)
+"""An even one comes a delivery further than the one before."""
 
 
 @pytest.fixture(scope="module")
 def ended(client: Client, service: Installation) -> str:
-    job = client.submit(service.spec(steps=100))
+    job = client.submit(service.spec(steps=300))
     return client.wait(job.job).job
 
 
@@ -55,9 +60,11 @@ def expected(client: Client, job: str) -> tuple[Run, list[tuple[str, int, float]
     return run, [(name, row.tokens, value) for row in whole(tape).rows for name, value in row.values.items()]
 
 
-def kill_while_feeding(kind: str, options: dict[str, Any], service: Installation, job: str, state: Path) -> None:
+def kill_while_feeding(
+    kind: str, options: dict[str, Any], service: Installation, job: str, state: Path, kill_count: int
+) -> None:
     """Feed the tracker by processes that die at one point or another of a delivery, and by a last one that does not."""
-    for strike in [*STRIKES, 0]:
+    for strike in [*islice(cycle(STRIKES), kill_count), 0]:
         child = subprocess.run(
             [
                 sys.executable,
@@ -123,7 +130,7 @@ def test_mlflow_has_one_run_of_a_job_and_each_point_once(
     with pytest.raises(AssertionError, match="MLflow does not take what it is sent"):  # it is down
         feed(MlflowSink(**options), service.client(), ended, tmp_path / "state")
     with mlflow_server(tmp_path / "server", port):
-        kill_while_feeding("mlflow", options, service, ended, tmp_path / "state")
+        kill_while_feeding("mlflow", options, service, ended, tmp_path / "state", 20)
     with mlflow_server(tmp_path / "server", port) as url:
         reader = mlflow.MlflowClient(url)
         experiment = reader.get_experiment_by_name("voyages")
@@ -139,6 +146,56 @@ def test_mlflow_has_one_run_of_a_job_and_each_point_once(
     assert facts.job == ended
 
 
+def test_the_walk_compares_four_jobs_as_table_as_plot_and_in_mlflow(
+    service: Installation, client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = (DOCS / "guide" / "compare-a-sweep.md").read_text()
+    in_python = [block.text for block in blocks(page) if block.kind == "python"]
+    (trackers,) = [block.text for block in blocks(page) if block.kind == "yaml"]
+    (track,) = [line for block in blocks(page) for line in block.text.splitlines() if line.startswith("atoll track")]
+    (tmp_path / "deploy").symlink_to(ROOT / "deploy")
+    (tmp_path / ".atoll").symlink_to(service.home.path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MPLBACKEND", "agg")
+    names: dict[str, Any] = {}
+    for block in in_python[:3]:  # submit, in pandas, plot
+        exec(block, names)
+    drawing = (tmp_path / "sweep.svg").read_text()
+    assert "<svg" in drawing
+    port = free_port()
+    (tmp_path / "sweep.yaml").write_text(trackers.replace(":5000", f":{port}"))
+    with mlflow_server(tmp_path / "server", port) as url:
+        service.atoll(*(str(tmp_path / word) if word == "sweep.yaml" else word for word in track.split()[1:]))
+        reader = mlflow.MlflowClient(url)
+        runs = reader.search_runs([reader.get_experiment_by_name("sweep").experiment_id])
+    setting = "training.inner_optimizer.lr"
+    table = {row["job"]: row for row in names["table"]}
+    assert {run.info.run_name for run in runs} == set(table)
+    for run in runs:
+        row = table[run.info.run_name]
+        assert run.info.status == "FINISHED"
+        assert float(run.data.params[setting]) == row[setting]
+        assert run.data.metrics["held_out_loss"] == pytest.approx(row["loss"])
+
+
+def test_the_notebook_of_the_guide_runs_from_its_first_cell_to_its_last(
+    service: Installation, client: Client, tmp_path: Path
+) -> None:
+    notebook = nbformat.read(DOCS / "guide" / "compare-a-sweep.ipynb", as_version=4)
+    nbformat.validate(notebook)
+    assert not any(cell.get("outputs") for cell in notebook.cells), "it is stored without outputs"
+    (tmp_path / "deploy").symlink_to(ROOT / "deploy")
+    (tmp_path / ".atoll").symlink_to(service.home.path)
+    nbclient.NotebookClient(notebook, timeout=900, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    _, sweep, plot = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    live, table = [output["data"]["text/html"] for output in sweep.outputs]
+    jobs = [job.job for job in client.jobs(name="notebook")]
+    assert len(jobs) == 3
+    assert all(job in live and "completed" in live and job in table for job in jobs)
+    assert "training.inner_optimizer.lr" in table
+    assert plot.outputs[-1]["data"]["text/html"].startswith("<svg")
+
+
 # ── Weights & Biases ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -146,7 +203,7 @@ def test_wandb_s_offline_files_have_each_row_of_a_job_in_its_one_run(
     ended: str, service: Installation, client: Client, tmp_path: Path
 ) -> None:
     options = {"folder": str(tmp_path / "wandb"), "mode": "offline", "project": "voyages", "entity": None}
-    kill_while_feeding("wandb", options, service, ended, tmp_path / "state")
+    kill_while_feeding("wandb", options, service, ended, tmp_path / "state", 6)
     rows: dict[int, dict[str, float]] = {}
     for path in sorted(tmp_path.rglob("*.wandb")):
         assert path.stem == f"run-{ended}"

@@ -26,6 +26,7 @@ from tensorboardX.proto.event_pb2 import Event
 
 from api import tracker_feed
 from api.client import Client
+from api.notebook import Rows
 from api.run.tables import RESULT_COLUMNS
 from api.tracker_feed import Follower, follow_all, followers_of, read_trackers, run_of
 from api.trackers import TensorBoardSink, TraceSink, WebhookSink, _masked_crc
@@ -268,7 +269,26 @@ def test_a_collector_gets_the_way_of_every_contribution(ended: str, service: Ins
     ids = {span.span_id for span, _ in sent}
     assert len(ids) == len(sent)
     assert {span.parent_span_id for span, _ in sent} - {b""} <= ids
-    assert {"pull", "admit", "merge", "publish and adopt"} <= {span.name for span, _ in sent}
+    by_id = {span.span_id: span for span, _ in sent}
+    above = {
+        (span.name, by_id[span.parent_span_id].name if span.parent_span_id else "")
+        for span, _ in sent
+        if not span.status.message and span.name != "publish"
+    }
+    assert above == {
+        ("merge round", ""),
+        ("contribution", "merge round"),
+        ("offer", "contribution"),
+        ("pull", "contribution"),
+        ("admit", "contribution"),
+        ("merge", "merge round"),
+        ("adopt", "publish"),
+    }
+    assert {by_id[span.parent_span_id].name for span, _ in sent if span.name == "publish" and span.parent_span_id} == {
+        "merge round"
+    }
+    for span, _ in sent:
+        assert not span.parent_span_id or by_id[span.parent_span_id].trace_id == span.trace_id
     facts = {pair.key: pair.value.string_value for pair in sent[0][1].resource.attributes}
     assert facts["atoll.job"] == ended
 
@@ -363,7 +383,7 @@ def test_the_page_on_sweeps_does_what_it_says(
     service: Installation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     page = (DOCS / "guide" / "compare-a-sweep.md").read_text()
-    submit, in_pandas, _plot = [block.text for block in blocks(page) if block.kind == "python"]
+    submit, in_pandas, _plot, in_notebook = [block.text for block in blocks(page) if block.kind == "python"]
     (tmp_path / "deploy").symlink_to(ROOT / "deploy")
     (tmp_path / ".atoll").symlink_to(service.home.path)
     monkeypatch.chdir(tmp_path)
@@ -381,5 +401,13 @@ def test_the_page_on_sweeps_does_what_it_says(
     service.atoll("jobs", "--table", "--name", "sweep", "--csv", str(tmp_path / "sweep.csv"))
     rows = list(csv.DictReader((tmp_path / "sweep.csv").open()))
     assert [float(row[setting]) for row in rows] == [4e-3, 2e-3, 1e-3, 5e-4]
+    exec(in_notebook, names)
+    sweep = names["sweep"]
+    assert [row[setting] for row in sweep.compare()] == [5e-4, 2e-3]
+    assert all(job.state.final for job in sweep.wait())
+    drawn = sweep._repr_html_()
+    assert all(drawn.count(name) >= 2 for name in sweep.names), "in the table, and at the end of its curve"
+    assert sweep.plot().curves.keys() == set(sweep.names)
+    assert "<script" not in Rows([{"job": "<script>"}])._repr_html_()
     said = service.atoll("jobs", table[0]["job"], code=2)
     assert "has no effect on the list of jobs. Give --table to compare jobs" in said

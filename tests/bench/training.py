@@ -30,6 +30,7 @@ import numpy as np
 
 from learners import jax_trainer, model
 from learners.contract import StepResult
+from learners.island_spec import PEAK_FLOPS
 from learners.loop import IslandLoop, LoopPlan
 from learners.outbox import Outbox
 from learners.resharding import Draw
@@ -52,16 +53,6 @@ ACCELERATOR_SIZES: Mapping[str, Any] = {"training": {"batch_size": 4}, "data": {
 own."""
 PRODUCT_SIZE = 2048
 """The size of the square matrices by which a processor's peak is measured."""
-PEAK_FLOPS: Mapping[str, float] = {
-    "NVIDIA A100": 312e12,
-    "NVIDIA H100": 989e12,
-    "NVIDIA H200": 989e12,
-    "TPU v4": 275e12,
-    "TPU v5 lite": 197e12,
-    "TPU v5p": 459e12,
-    "TPU v6 lite": 918e12,
-}
-"""Peak operations per second by the prefix of a device's kind, from the vendors' data sheets."""
 
 
 class TimedTrainer(jax_trainer.JaxTrainer):
@@ -214,7 +205,7 @@ class Bare:
         parameters, state = self._arrays
         for _ in range(step_count):
             batch = self._trainer.on_devices(self._batch)
-            parameters, state, loss, _ = self._trainer.program(parameters, state, batch, np.float32(1e-3))
+            parameters, state, loss, *_ = self._trainer.program(parameters, state, batch, np.float32(1e-3))
             self._cursor += 1
             self._batch = self._draw(self._cursor)  # while the devices work
         self._arrays = parameters, state
@@ -232,10 +223,10 @@ def document(preset: str, on_cpu: bool) -> dict[str, Any]:
 
 @cache
 def peak_flops() -> tuple[float, str]:
-    """Return the peak operations per second of one device, and its name. Raises KeyError for a kind that the table lacks."""
+    """Return the peak operations per second of one device, and its name. Raises ValueError for a kind without an entry."""
     kind = jax.local_devices()[0].device_kind
     if jax.default_backend() != "cpu":
-        return next(peak for name, peak in PEAK_FLOPS.items() if kind.startswith(name)), kind
+        return PEAK_FLOPS[max((name for name in PEAK_FLOPS if kind.startswith(name)), key=len)], kind
     square = jnp.ones((PRODUCT_SIZE, PRODUCT_SIZE), jnp.float32)
     product = jax.jit(jnp.matmul)
     product(square, square).block_until_ready()

@@ -12,8 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from learners import jax_trainer
+from learners import jax_trainer, model
+from learners.island_spec import IslandSpec
 from learners.outbox import LOWEST_NICENESS
+from learners.text import Text
 from orchestrator.errors import DataError
 from orchestrator.parameters import fragment_map
 from orchestrator.parameters.pieces import taken
@@ -60,10 +62,51 @@ def test_a_growing_batch_trains_the_first_sequences_of_each_batch_in_as_many_tok
     by_hand = new_trainer(training={"batch_size": 4, "inner_optimizer": inner})
     by_hand._steps.clear()  # they are compiled for whole batches
     whole = by_hand._batch()
-    by_hand._parameters, by_hand._state, loss, _ = by_hand.program(
+    by_hand._parameters, by_hand._state, loss, *_ = by_hand.program(
         by_hand._parameters, by_hand._state, by_hand.on_devices(whole[:1]), np.float32(1 / 5)
     )
     assert results[0].loss == pytest.approx(float(loss), rel=1e-5)
+
+
+@pytest.mark.parametrize("clip_norm", [None, 0.01])
+def test_a_step_says_its_learning_rate_and_the_norm_of_its_whole_gradient(make_job, clip_norm):
+    settings = {"warmup_steps": 5, "lr": 4e-3, "clip_norm": clip_norm}
+    document = make_job(training={"batch_size": 4, "accumulation": 2, "inner_optimizer": settings})
+    trainer, spec = jax_trainer.create(document, 0, 2), IslandSpec.of(document)
+    before, batch = trainer.initial_parameters(), Text(spec).draw(0, 2)(0)
+    gradient = jax.grad(model.build(spec).loss)(before, jnp.asarray(batch))
+    squares = sum(np.square(np.asarray(part, np.float64)).sum() for part in gradient.values())
+    result = trainer.step(2, 0.5)
+    assert result.gradient_norm == pytest.approx(np.sqrt(squares), rel=1e-4)
+    assert result.learning_rate == pytest.approx(0.5 * 4e-3 * 3 / 5)
+    assert result.ideal_seconds is None, "nothing is known of the peak of a CPU"
+
+
+def test_the_ideal_time_of_a_step_is_that_of_the_models_operations_at_the_stated_peak(make_job):
+    island = {"node_group": "here", "peak_flops": 2e12}
+    document = make_job(islands=[island])
+    document["island"] = document["islands"][0]
+    count = model.build(IslandSpec.of(document)).flops_per_token
+    assert count is not None
+    assert jax_trainer.create(document, 0, 1).step(0).ideal_seconds == pytest.approx(4 * 32 * count(32) / 2e12)
+
+
+@pytest.mark.parametrize(
+    ("kind", "peak"),
+    [
+        ("NVIDIA H100 80GB HBM3", 989e12),
+        ("NVIDIA H100 PCIe", 756e12),
+        ("NVIDIA L40S", 362e12),
+        ("NVIDIA L4", 121e12),
+        ("TPU v5 lite", 197e12),
+        ("TPU v5", 459e12),
+        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", None),
+        ("cpu", None),
+    ],
+)
+def test_the_peak_of_a_device_is_that_of_the_longest_name_that_fits(make_job, kind, peak):
+    seconds = IslandSpec.of(make_job()).ideal_seconds(4e12, kind, 4)
+    assert seconds == (None if peak is None else pytest.approx(1e12 / peak))
 
 
 def test_two_trainers_of_one_seed_stay_bit_identical_and_shards_differ(new_trainer):

@@ -30,7 +30,7 @@ from orchestrator.simulation.plan import Fault, FaultKind, WorldPlan
 from orchestrator.specification.config import JobSpec
 from orchestrator.specification.memory_budget import NodeMemory
 from orchestrator.status import CertificateRecord, Helper, NodeGroupRecord, Shard, StatusDocument, UnseenFile
-from tests.harness.carried import add_lines
+from tests.harness.carried import add_lines, add_steps
 from tests.harness.simulated_job import GROUPS, SimulatedJob, Taken
 
 PACE = 5.0
@@ -134,6 +134,7 @@ class Voyage:
         status["statistics"] |= {"journal_seconds": self._keeping.seconds.summary()}
         status["fragment_parameters"] = [FRAGMENT_PARAMETERS] * self._job.policy.fragment_count
         add_lines(status)
+        add_steps(status)
         status["disk_trouble"] = status["fenced"] = None
         puts = int(10 * self._job.now)
         status["store"] = {"puts": puts, "put_bytes": 900 * puts, "put_seconds": 0.01 * puts, "trouble": None}

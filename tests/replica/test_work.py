@@ -4,8 +4,18 @@ from __future__ import annotations
 
 import pytest
 
+from learners.contract import StepResult
 from orchestrator.core.vocabulary import AllOffers, Version
-from orchestrator.replica.work import SNAPSHOTS_MAX, AdoptionRule, FragmentWork, Mix, Rebase, Replace, Trained
+from orchestrator.replica.work import (
+    SNAPSHOTS_MAX,
+    AdoptionRule,
+    FragmentWork,
+    Mix,
+    Odometer,
+    Rebase,
+    Replace,
+    Trained,
+)
 
 ADOPTED_AT = 50
 
@@ -72,3 +82,16 @@ def test_kept_work_is_work_on_the_new_version_and_is_not_offered_yet() -> None:
     ours.adopt(Version(2), ours.remaining(Rebase(12), now), now, offers_before=13)
     assert (ours.version, ours.since_origin(now).tokens, ours.unoffered_tokens(now)) == (2, 15, 15)
     assert ours.offers == {}
+
+
+def test_a_report_has_the_figures_of_the_last_step_and_the_utilisation_at_the_median_step() -> None:
+    odometer = Odometer()
+    for seconds in (1.0, 2.0, 9.0):
+        odometer.count(seconds, 0.0)
+        odometer.latest = StepResult(8, seconds, learning_rate=1e-3 / 3, gradient_norm=0.1 * seconds, ideal_seconds=0.5)
+    report = odometer.report(3, 3, 24)
+    assert (report.loss, report.learning_rate, report.gradient_norm) == (9.0, 3.333333e-4, 0.9)
+    assert report.mfu_ratio == 0.25
+    odometer.latest = StepResult(8, 4.0)
+    report = odometer.report(4, 4, 32)
+    assert (report.loss, report.learning_rate, report.gradient_norm, report.mfu_ratio) == (4.0, None, None, None)

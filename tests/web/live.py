@@ -21,7 +21,7 @@ from orchestrator.status import CertificateRecord, NodeGroupRecord, StatusDocume
 from orchestrator.tape.schema import Header
 from orchestrator.tape.storage import TapeWriter
 from tests.api.clockwork import leave_logs, leave_results
-from tests.harness.carried import add_lines
+from tests.harness.carried import add_lines, add_steps
 from tests.harness.simulated_job import GROUPS, SimulatedJob, Taken
 
 BEAT_S = 0.1
@@ -148,4 +148,5 @@ class Job:
     def _status(self, now: float) -> StatusDocument:
         status = self._world.status(self._id, self._started_at, now)
         add_lines(status)
+        add_steps(status)
         return status

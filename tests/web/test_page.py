@@ -370,6 +370,43 @@ def test_another_job_can_be_picked_and_an_ended_one_is_shown_as_it_ended(visit: 
     compare(page, ended)
 
 
+def test_jobs_of_one_name_are_a_table_of_settings_beside_results(visit: Visit, site: Site, pictures: Path) -> None:
+    rates = {5e-4: "0.0005", 2e-3: "0.002", 1e-3: "0.001"}
+    with site.client() as client:
+        jobs = {
+            site.submit(
+                client, name="sweep", steps=4, training={"batch_size": 8, "inner_optimizer": {"lr": rate}}
+            ): words
+            for rate, words in rates.items()
+        }
+        table = {row["job"]: row for row in client.compare([client.wait(job) for job in jobs])}
+    page = visit.open(address="", **STILL)
+    panel = page.locator("#sweep")
+    expect(panel.locator("table")).to_have_count(0)
+    panel.get_by_label("Name").select_option("sweep")
+    rows = panel.locator("tbody tr")
+    expect(rows).to_have_count(3)
+    assert panel.locator("thead th").all_inner_texts()[2] == "lr", "the only setting in which they differ"
+    for job, words in jobs.items():
+        row = panel.locator(f"tr[data-key='{job}']")
+        expect(row.locator("[data-head=lr]")).to_have_text(words)
+        expect(row.locator("[data-head=Loss]")).to_have_text(f"{table[job]['loss']:.3f}")
+    expect(panel.get_by_role("columnheader", name="Loss")).to_have_attribute("aria-sort", "ascending")
+    lr = panel.get_by_role("button", name="lr")
+    lr.focus()
+    for key, order in (("Enter", sorted(jobs, key=lambda job: float(jobs[job]))), ("Space", None)):
+        page.keyboard.press(key)
+        expect(rows.nth(0)).to_have_attribute("data-key", (order or [max(jobs, key=lambda job: float(jobs[job]))])[0])
+    expect(panel.get_by_role("columnheader", name="lr")).to_have_attribute("aria-sort", "descending")
+    expect(lr).to_be_focused()
+    for look in each_look(page):
+        panel.screenshot(path=pictures / f"sweep-{look}.png")
+        assert faults(page) == [], look
+        assert sideways(page) == 0, look
+    panel.get_by_role("link").first.click()
+    expect(page.get_by_role("heading", level=1)).to_have_text(max(jobs, key=lambda job: float(jobs[job])))
+
+
 def test_the_page_opens_on_all_jobs_and_each_has_an_address(visit: Visit, site: Site) -> None:
     with site.client() as client:
         ended = site.submit(client, name="short", steps=4)
