@@ -436,9 +436,10 @@ class JaxTrainer:
     def trace(self) -> Any:
         """Lower the inner step for XLA, which reveals what a model cannot do. Nothing is compiled or allocated."""
         tokens: Any = jax.ShapeDtypeStruct(self._batch_shape, np.int32, sharding=self._batch_sharding)
-        if self._spec.job.data.has_conversations:
+        data = self._spec.job.data
+        if data.has_segments:
             weights = jax.ShapeDtypeStruct(self._batch_shape, np.float32, sharding=self._batch_sharding)
-            tokens = Batch(tokens, weights, tokens, tokens)
+            tokens = Batch(tokens, weights if data.has_conversations else None, tokens, tokens)
         frozen = (self._abstract_frozen,) if self._abstract_frozen else ()
         return self._traced.lower(*self._abstract, tokens, jax.ShapeDtypeStruct((), np.float32), *frozen)
 

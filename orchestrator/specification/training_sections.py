@@ -224,6 +224,11 @@ class DataSection(Section):
     conversation alone, and the loss is the mean over the tokens of ``loss_on``. Only the template writes control tokens.
     ``format: preference`` is for ``training.objective``: a record is one pair, both of which are in one sequence.
 
+    With ``intra_document_masking`` the same applies to other data: a token sees only its own document, positions begin at 0
+    in each, and no document's first token is predicted. Text is packed into sequences as without it. A document ends at
+    ``separator``, a control token. Of ``source: tokens`` and a source of your own, it is the token that you name; a document
+    of a file of tokens, such as a row of Parquet, also ends where the file says so.
+
     The commands of ``atoll`` accept paths relative to the specification; over REST they must be absolute, or URLs of a store
     (s3://…, gs://…). The node of every island must be able to read the files, below a root (`atoll up --data`). The same
     applies to ``tokenizer``, which is `bytes`, a `tokenizer.json` of Hugging Face's tokenizers or a `.model` of
@@ -288,6 +293,11 @@ class DataSection(Section):
         "those of one epoch",
     )
     sequence_length: SequenceLength = 128
+    intra_document_masking: bool = Field(
+        default=False,
+        description="attention and positions of each document alone, also of those that share a sequence; conversations "
+        "have it always",
+    )
     held_out_ratio: Annotated[float, Field(strict=True, ge=1e-6, lt=0.5)] = 0.02
     unreadable_max: UnreadableCount = Field(
         default=0,
@@ -300,6 +310,11 @@ class DataSection(Section):
         """Return whether a function of a package has the data."""
         return ":" in self.source
 
+    @property
+    def has_tokens(self) -> bool:
+        """Return whether the data is tokens already, which no tokenizer of ours has made."""
+        return self.is_own or self.source == "tokens"
+
     @model_validator(mode="after")
     def _fits_its_format(self) -> DataSection:
         if self.format == "text":
@@ -309,6 +324,10 @@ class DataSection(Section):
                     raise ValueError(
                         f"has {name} {value!r} and format text; leave {name} out, or set format to chat, which has it"
                     )
+        elif self.intra_document_masking:
+            raise ValueError(
+                f"has format {self.format} and intra_document_masking, which conversations have always; leave it out"
+            )
         elif self.source not in ("files", "streamed"):
             raise ValueError(
                 f"has format {self.format} and source {self.source}, which has no conversations; set source to files or "
@@ -326,6 +345,16 @@ class DataSection(Section):
     def has_conversations(self) -> bool:
         """Return whether batches have weights, segments and positions."""
         return self.format != "text"
+
+    @property
+    def has_segments(self) -> bool:
+        """Return whether batches have segments and positions."""
+        return self.has_conversations or self.intra_document_masking
+
+    @property
+    def segmented_by(self) -> str:
+        """Return the field because of which batches have segments, and its value, for messages."""
+        return f"data.format is {self.format}" if self.has_conversations else "data.intra_document_masking is true"
 
     def record_field(self, text_field: str) -> str:
         """Return what a record's text is: the field of this name, its conversation, or its pair of them."""
