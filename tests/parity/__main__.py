@@ -301,8 +301,11 @@ def adapted(checkpoint: Path, folder: Path, tokens: np.ndarray, targets: Sequenc
     names = {"peft": f"{checkpoint.name}-peft", "merged": f"{checkpoint.name}-merged"}
     for name in names.values():
         (folder / name).mkdir()
-    adapters.write(file, folder / names["peft"], spec)
-    export.write(file, folder / names["merged"], spec, base=base)
+    whole = origin.taken(str(checkpoint), EVERYTHING)
+    adapters.write(file, folder / names["peft"], spec, whole)
+    export.write(file, folder / names["merged"], spec, origin=whole, base=base)
+    for path in (folder / names["merged"]).glob("tokenizer*"):
+        path.unlink()
     scaled = {name: tensor * (5 / 3 if name.endswith(B) else 1) for name, tensor in own.items()}
     here = computed(config, base.taken() | scaled, tokens)
     return dict.fromkeys(names.values(), here)
