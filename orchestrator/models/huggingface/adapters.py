@@ -118,19 +118,17 @@ def write(source: Path, folder: Path, spec: Mapping[str, Any], origin: Origin | 
     assert lora is not None, "otherwise there is a problem"
     own = files.read_header(lambda: source.open("rb"))
     require_own(own, section, network, source)
-    adapted = _adapted(lora, network, _sources_of(network, origin))
+    places = _places(lora, network, _sources_of(network, origin))
     shapes: dict[str, tuple[int, ...]] = {}
-    for one in adapted:
+    for one in places:
         ranks = lora.rank * len(one.parts) * one.expert_count
         shapes[f"{PREFIX}{one.module}.lora_A.weight"] = (ranks, one.inputs)
         shapes[f"{PREFIX}{one.module}.lora_B.weight"] = (one.outputs, ranks)
     with (folder / ADAPTER_MODEL).open("xb") as out:
-        files.write(out, shapes, (array for one in adapted for array in one.pair(own, lora.rank)))
-    modules, parameters = (
-        sorted({one.target for one in adapted if one.is_parameter is kind}) for kind in (False, True)
-    )
+        files.write(out, shapes, (array for one in places for array in one.pair(own, lora.rank)))
+    modules, parameters = (sorted({one.target for one in places if one.is_parameter is kind}) for kind in (False, True))
     document = configuration_of(lora, modules, str(model.initial_weights))
-    counts = {one.target.rpartition(".")[2]: len(one.parts) for one in adapted if len(one.parts) > 1}
+    counts = {one.target.rpartition(".")[2]: len(one.parts) for one in places if len(one.parts) > 1}
     if counts:
         document["rank_pattern"] = {end: lora.rank * count for end, count in counts.items()}
         document["alpha_pattern"] = {end: document["lora_alpha"] * count for end, count in counts.items()}
@@ -143,7 +141,7 @@ def write(source: Path, folder: Path, spec: Mapping[str, Any], origin: Origin | 
 
 
 @dataclass(frozen=True, slots=True)
-class _Adapted:
+class _Place:
     """A module or parameter of theirs that has an adapter, and our adapted matrices in it.
 
     Each part is a matrix's name, its index among our leading axes, and its first row among the ``outputs``. A parameter has
@@ -170,9 +168,9 @@ class _Adapted:
         yield whole.reshape(self.outputs, -1)
 
 
-def _adapted(lora: LoraSection, network: DecoderSection, sources: Mapping[str, Sources]) -> list[_Adapted]:
+def _places(lora: LoraSection, network: DecoderSection, sources: Mapping[str, Sources]) -> list[_Place]:
     """Return what has adapters, in the order of our matrices and their layers."""
-    found: dict[str, _Adapted] = {}
+    by_module: dict[str, _Place] = {}
     targets = _targets(lora, network)
     holds_both = {EXPERTS_DOWN} < {name for name in targets if name in EXPERTS}
     for name in targets:
@@ -181,11 +179,11 @@ def _adapted(lora: LoraSection, network: DecoderSection, sources: Mapping[str, S
             layers, expert_count = network.matrices[name][:2]
             parameter = EXPERTS[name]
             row = outputs if name.endswith(".up") else 0
-            fused = outputs if parameter == "down_proj" else 2 * outputs
+            rows = outputs if parameter == "down_proj" else 2 * outputs
             inner = ".base_layer" if holds_both and parameter != "down_proj" else ""
             places = [
-                _Adapted(
-                    f"model.layers.{layer}.mlp.experts{inner}", f"experts.{parameter}", True, inputs, fused,
+                _Place(
+                    f"model.layers.{layer}.mlp.experts{inner}", f"experts.{parameter}", True, inputs, rows,
                     expert_count, ((name, (layer,), row),),
                 )
                 for layer in range(layers)
@@ -194,7 +192,7 @@ def _adapted(lora: LoraSection, network: DecoderSection, sources: Mapping[str, S
             source = sources[name]
             is_router = name.endswith(".router")
             places = [
-                _Adapted(
+                _Place(
                     module := theirs.removesuffix(".weight").replace("block_sparse_moe", "mlp"),
                     "gate.weight" if is_router else module.rpartition(".")[2], is_router, inputs, source.shape[0], 1,
                     ((name, index, 0 if source.rows is None else source.rows[0]),),
@@ -202,9 +200,9 @@ def _adapted(lora: LoraSection, network: DecoderSection, sources: Mapping[str, S
                 for index, theirs in source.names.items()
             ]  # fmt: skip
         for place in places:
-            before = found.get(place.module)
-            found[place.module] = place if before is None else replace(before, parts=before.parts + place.parts)
-    return list(found.values())
+            before = by_module.get(place.module)
+            by_module[place.module] = place if before is None else replace(before, parts=before.parts + place.parts)
+    return list(by_module.values())
 
 
 def _write_of_torch(source: Path, folder: Path, lora: LoraSection, base: str) -> list[str]:
