@@ -224,10 +224,8 @@ class DataSection(Section):
     conversation alone, and the loss is the mean over the tokens of ``loss_on``. Only the template writes control tokens.
     ``format: preference`` is for ``training.objective``: a record is one pair, both of which are in one sequence.
 
-    With ``intra_document_masking`` the same applies to other data: a token sees only its own document, positions begin at 0
-    in each, and no document's first token is predicted. Text is packed into sequences as without it. A document ends at
-    ``separator``, a control token. Of ``source: tokens`` and a source of your own, it is the token that you name; a document
-    of a file of tokens, such as a row of Parquet, also ends where the file says so.
+    With ``intra_document_masking`` the same applies to other data, in the same sequences as without it. A document ends at
+    ``separator``: a control token; of tokens that are there already, the one that you name, or where their file says so.
 
     The commands of ``atoll`` accept paths relative to the specification; over REST they must be absolute, or URLs of a store
     (s3://…, gs://…). The node of every island must be able to read the files, below a root (`atoll up --data`). The same
@@ -294,9 +292,7 @@ class DataSection(Section):
     )
     sequence_length: SequenceLength = 128
     intra_document_masking: bool = Field(
-        default=False,
-        description="attention and positions of each document alone, also of those that share a sequence; conversations "
-        "have it always",
+        default=False, description="attention and positions of each document alone, as conversations have them"
     )
     held_out_ratio: Annotated[float, Field(strict=True, ge=1e-6, lt=0.5)] = 0.02
     unreadable_max: UnreadableCount = Field(
@@ -312,7 +308,7 @@ class DataSection(Section):
 
     @property
     def has_tokens(self) -> bool:
-        """Return whether the data is tokens already, which no tokenizer of ours has made."""
+        """Return whether the data is tokens already."""
         return self.is_own or self.source == "tokens"
 
     @model_validator(mode="after")
@@ -325,9 +321,7 @@ class DataSection(Section):
                         f"has {name} {value!r} and format text; leave {name} out, or set format to chat, which has it"
                     )
         elif self.intra_document_masking:
-            raise ValueError(
-                f"has format {self.format} and intra_document_masking, which conversations have always; leave it out"
-            )
+            raise ValueError(f"has format {self.format}, which always has intra_document_masking; leave that out")
         elif self.source not in ("files", "streamed"):
             raise ValueError(
                 f"has format {self.format} and source {self.source}, which has no conversations; set source to files or "
@@ -353,7 +347,6 @@ class DataSection(Section):
 
     @property
     def segmented_by(self) -> str:
-        """Return the field because of which batches have segments, and its value, for messages."""
         return f"data.format is {self.format}" if self.has_conversations else "data.intra_document_masking is true"
 
     def record_field(self, text_field: str) -> str:

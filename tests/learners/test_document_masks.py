@@ -190,7 +190,7 @@ def test_a_source_of_its_own_names_the_token_that_ends_a_document(make: Any) -> 
         ({"source": "builtin"}, "data.intra_document_masking: is true, but data.tokenizer is bytes"),
         (
             {"format": "chat"},
-            "has format chat and intra_document_masking, which conversations have always; leave it out",
+            "has format chat, which always has intra_document_masking; leave that out",
         ),
     ],
 )
