@@ -189,15 +189,35 @@ def named_by(text: bytes) -> str:
 def batch_of(rows: np.ndarray) -> Batch:
     """Return rows of marked tokens, (rows, width) int32, as a batch of the same shape."""
     is_token = (rows & PADDING) == 0
-    begins = (rows & FIRST) != 0
-    place = np.arange(rows.shape[1])
-    positions = place - np.maximum.accumulate(np.where(begins, place, 0), axis=1)
+    segments, positions = (np.where(is_token, each, 0) for each in _documents((rows & FIRST) != 0))
     return Batch(
         np.where(is_token, rows & TOKEN, 0).astype(np.int32),
         ((rows & LEARNED) != 0).astype(np.float32),
-        np.where(is_token, np.cumsum(begins, axis=1), 0).astype(np.int32),
-        np.where(is_token, positions, 0).astype(np.int32),
+        segments,
+        positions,
     )
+
+
+def segmented(rows: np.ndarray, separator: int | None, begin_token: int | None = None) -> Batch:
+    """Return rows of text, (rows, width) int32, as a batch in which each document is a segment.
+
+    A document begins at a mark, and behind the ``separator``: there with the ``begin_token``, if documents have one, which
+    may be the same token. What a row begins with is its first segment.
+    """
+    tokens = rows & TOKEN
+    begins = (rows & FIRST) != 0
+    begins[:, 0] = True
+    if separator is not None:
+        starts = True if begin_token is None else tokens[:, 1:] == begin_token
+        begins[:, 1:] |= (tokens[:, :-1] == separator) & starts
+    return Batch(tokens, None, *_documents(begins))
+
+
+def _documents(begins: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return segments and positions of tokens, by which of them begin a document: (rows, width) int32 each."""
+    place = np.arange(begins.shape[1])
+    positions = place - np.maximum.accumulate(np.where(begins, place, 0), axis=1)
+    return np.cumsum(begins, axis=1).astype(np.int32), positions.astype(np.int32)
 
 
 def learned_tokens(marked: np.ndarray) -> np.ndarray:

@@ -238,16 +238,17 @@ def sequences_at(text: np.ndarray, windows: np.ndarray, sequence_length: int, ha
     return text[starts + np.arange(sequence_length + 1)].astype(np.int32)
 
 
-def unigram_loss(corpus: Corpus, sequences: np.ndarray) -> float:
-    """Return nats per token, on the sequences' targets, of the training split's frequencies (one added to each count)."""
+def frequencies(corpus: Corpus) -> np.ndarray:
+    """Return how often each token is in the training split, or learned there: (vocabulary_size,) int64."""
     tokens = learned_tokens(corpus.training) if corpus.has_rows else corpus.training
-    batch = batch_of(sequences) if corpus.has_rows else sequences
-    return surprise(np.bincount(tokens, minlength=corpus.vocabulary_size), batch)
+    return np.bincount(tokens, minlength=corpus.vocabulary_size)
 
 
 def surprise(counts: np.ndarray, sequences: np.ndarray | Batch) -> float:
     """Return nats per token of the sequences' targets if a token's probability is proportional to its count plus one."""
-    smoothed, batch = counts.astype(np.float64) + 1, Batch.of(sequences)
+    batch = Batch.of(sequences)
+    unseen = max(0, int(batch.tokens.max()) + 1 - len(counts))
+    smoothed = np.pad(counts, (0, unseen)).astype(np.float64) + 1
     nats = -np.log(smoothed / smoothed.sum())
     if batch.target_weights is None:
         return float(nats[batch.targets].mean())

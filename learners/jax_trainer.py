@@ -363,7 +363,7 @@ class JaxTrainer:
 
     @cached_property
     def _ideal_seconds(self) -> float | None:
-        """The shortest time of a step of a whole batch, or None if the model's operations or the devices' peak are unknown."""
+        """The shortest time of a step of a whole batch; None if the model's operations or the devices' peak are unknown."""
         count, length = self._model.flops_per_token, self._spec.job.data.sequence_length
         flops = None if count is None else self._spec.tokens_per_step * count(length)
         return self._spec.ideal_seconds(flops, self._devices[0].device_kind, len(self._devices))
@@ -481,9 +481,10 @@ class JaxTrainer:
         shape = self._batch_shape(self._ramp.parts if part is None else part)
         sharding = mesh.batch_sharding(self._mesh, shape[0])
         tokens: Any = jax.ShapeDtypeStruct(shape, np.int32, sharding=sharding)
-        if self._spec.job.data.has_conversations:
+        data = self._spec.job.data
+        if data.has_segments:
             weights = jax.ShapeDtypeStruct(shape, np.float32, sharding=sharding)
-            tokens = Batch(tokens, weights, tokens, tokens)
+            tokens = Batch(tokens, weights if data.has_conversations else None, tokens, tokens)
         frozen = (self._abstract_frozen,) if self._abstract_frozen else ()
         return self._traced.lower(*self._abstract, tokens, jax.ShapeDtypeStruct((), np.float32), *frozen)
 

@@ -86,9 +86,9 @@ def _whole(spec: IslandSpec) -> Model:
 
 def require_batches(built: Model, spec: IslandSpec) -> None:
     """Raise ConfigurationError if the job's batches have weights and segments, and the model takes tokens alone."""
-    if spec.job.data.has_conversations and not built.takes_batches:
+    if spec.job.data.has_segments and not built.takes_batches:
         raise ConfigurationError(
-            detail=f"data.format is {spec.job.data.format}, but the model from model.factory {spec.job.model.factory!r} "
+            detail=f"{spec.job.data.segmented_by}, but the model from model.factory {spec.job.model.factory!r} "
             "takes tokens without weights and segments. Use a preset or model.decoder, or return a learners.model.Model "
             "with takes_batches whose loss takes a learners.contract.Batch."
         )

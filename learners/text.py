@@ -8,6 +8,7 @@ memory (``corpus``), in files that are read when needed (``streaming``), or behi
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cached_property, lru_cache
 from typing import Any, Protocol
 
@@ -15,7 +16,7 @@ import numpy as np
 
 from learners import conversations, corpus, tokenizer
 from learners.contract import Batch, HeldOutLoss, stacked
-from learners.conversations import batch_of
+from learners.conversations import batch_of, segmented
 from learners.factories import guarded, imported
 from learners.held_out import HeldOutBatch, measure_by_source
 from learners.island_spec import Document, IslandSpec
@@ -32,11 +33,13 @@ FREQUENCY_ELEMENTS = 512
 
 
 class Behind(Protocol):
+    """``frequencies`` are how often each token is in the training text, or in a sample of it: (tokens,) int64."""
+
     def draw(self, shard_index: int, shard_count: int) -> Draw: ...
 
     def held_out_batches(self, batch_max: int) -> list[HeldOutBatch]: ...
 
-    def unigram_loss(self) -> float: ...
+    def frequencies(self) -> np.ndarray: ...
 
     def flaws(self) -> DataFlaws: ...
 
@@ -56,10 +59,16 @@ class Text:
         if section.has_conversations:
             own = conversations.load(section, spec.roots, own)
         self._text = _behind(spec, own, vocabulary_size)
+        self._batch: Callable[[Any], Any] = lambda rows: rows
+        if section.intra_document_masking:
+            begin_token = None if section.has_tokens or not len(own.beginning) else int(own.beginning[0])
+            separator = section.separator if section.has_tokens else own.separator
+            self._batch = lambda rows: segmented(rows, separator, begin_token)
 
     def draw(self, shard_index: int, shard_count: int) -> Draw:
         """Return a function that draws the batches of a shard. Raises ConfigurationError if there is too little text."""
-        return self._text.draw(shard_index, shard_count)
+        drawn = self._text.draw(shard_index, shard_count)
+        return lambda number: self._batch(drawn(number))
 
     def union_draw(self, shard_count: int) -> Draw:
         """Return a function that draws what all shards together draw: batch k is every shard's batch k, in order.
@@ -71,7 +80,7 @@ class Text:
 
     def held_out_batches(self, batch_max: int) -> list[np.ndarray | Batch]:
         """Return the held-out sequences in batches of one shape, with at most ``batch_max`` sequences."""
-        return [batch.tokens for batch in self._text.held_out_batches(batch_max)]
+        return [batch.tokens for batch in self._held_out(batch_max)]
 
     def measure(
         self,
@@ -84,17 +93,21 @@ class Text:
 
         ``weight_of`` is for a loss that is no mean over tokens.
         """
-        batches = self._text.held_out_batches(batch_max)
+        batches = self._held_out(batch_max)
         weights = None if weight_of is None else [weight_of(batch.tokens) for batch in batches]
         return measure_by_source(batches, loss_of, limit_s, weights=weights)
 
     def unigram_loss(self) -> float:
         """Return nats per token, on the held-out sequences, of the training text's token frequencies."""
-        return self._text.unigram_loss()
+        return corpus.surprise(self._text.frequencies(), stacked(self.held_out_batches(1)))
 
     def flaws(self) -> DataFlaws:
         """Return what could not be read as it is in the files, so far."""
         return self._text.flaws()
+
+    def _held_out(self, batch_max: int) -> list[HeldOutBatch]:
+        """Return the held-out sequences as training draws its own: with the same documents, and the same mask."""
+        return [replace(batch, tokens=self._batch(batch.tokens)) for batch in self._text.held_out_batches(batch_max)]
 
 
 def _behind(spec: IslandSpec, own: tokenizer.Tokenizer, vocabulary_size: int | None) -> Behind:
@@ -142,12 +155,9 @@ class OwnSource:
         size = next(size for size in range(batch_max, 0, -1) if len(sequences) % size == 0)
         return [HeldOutBatch(batch, "", None) for batch in np.split(sequences, len(sequences) // size)]
 
-    def unigram_loss(self) -> float:
-        held_out = np.concatenate([batch.tokens for batch in self.held_out_batches(1)])
+    def frequencies(self) -> np.ndarray:
         first = [self._element(int(one)) for one in self._split[1][:FREQUENCY_ELEMENTS]]
-        largest = max(int(held_out.max()), *(int(one.max()) for one in first)) + 1
-        size = self._limit if self._limit < 1 << 31 else largest
-        return corpus.surprise(np.bincount(np.concatenate(first), minlength=size), held_out)
+        return np.bincount(np.concatenate(first), minlength=self._limit if self._limit < 1 << 31 else 0)
 
     def flaws(self) -> DataFlaws:
         return DataFlaws(0)
@@ -207,8 +217,8 @@ class InMemory:
     def flaws(self) -> DataFlaws:
         return DataFlaws(len(self._unreadable.reasons), sources=self._unreadable.by_source())
 
-    def unigram_loss(self) -> float:
-        return corpus.unigram_loss(self._corpus, self._held_out)
+    def frequencies(self) -> np.ndarray:
+        return corpus.frequencies(self._corpus)
 
     @cached_property
     def _held_out(self) -> np.ndarray:

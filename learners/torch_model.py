@@ -317,12 +317,15 @@ def documents_of(module: nn.Module, inputs: Batch) -> dict[str, torch.Tensor]:
     return {"positions": inputs.positions, "segments": inputs.segments}
 
 
-def require_documents(module: nn.Module) -> None:
-    """Raise ConfigurationError unless a document's logits are the same alone and behind another one in its row."""
+def require_documents(module: nn.Module, segmented_by: str) -> None:
+    """Raise ConfigurationError unless a document's logits are the same alone and behind another one in its row.
+
+    ``segmented_by`` says because of which field.
+    """
     named = signature(module.forward).parameters
     if "position_ids" not in named and not {"positions", "segments"} <= named.keys():
         raise ConfigurationError(
-            detail=f"data.format is chat, but the forward of the module of {MODEL} has no parameters positions and "
+            detail=f"{segmented_by}, but the forward of the module of {MODEL} has no parameters positions and "
             "segments. Add them, and let a token see only its own segment."
         )
     was_training = module.training
@@ -341,7 +344,7 @@ def require_documents(module: nn.Module) -> None:
     module.train(was_training)
     if float((packed - expected).abs().max()) > CAUSAL_TOLERANCE * max(1.0, float(expected.abs().max())):
         raise ConfigurationError(
-            detail=f"data.format is chat, but a document's logits from the model of {MODEL} change with the document before "
+            detail=f"{segmented_by}, but a document's logits from the model of {MODEL} change with the document before "
             "it in its row. Mask the attention between segments, or use a model of transformers that does, by position_ids."
         )
 

@@ -93,8 +93,8 @@ class TorchTrainer:
         self._parameters = trained_parameters(self._module)
         self._roles = roles_of(self._module, self._parameters)
         self._text = Text(spec, require_causal(self._module))
-        if spec.job.data.format == "chat":
-            require_documents(self._module)
+        if spec.job.data.has_segments:
+            require_documents(self._module, spec.job.data.segmented_by)
         self._device = torch.device(device_type())
         self._rank, self._size = process_of_island()
         if self._size > 1:
@@ -146,8 +146,8 @@ class TorchTrainer:
         self._prepare_module()
         tokens = np.zeros((1, self._spec.job.data.sequence_length + 1), np.int32)
         documents = (np.ones_like(tokens), np.arange(tokens.size, dtype=np.int32)[None])
-        is_chat = self._spec.job.data.format == "chat"
-        self._backward(Batch(tokens, np.ones(tokens.shape, np.float32), *documents) if is_chat else tokens, 1)
+        has_segments = self._spec.job.data.has_segments
+        self._backward(Batch(tokens, np.ones(tokens.shape, np.float32), *documents) if has_segments else tokens, 1)
         self._forget_gradients()
         optimizers_of(self._inner, self._parameters, self._roles)
 

@@ -39,7 +39,9 @@ MAY_IMPORT = {
     for row, names in {
         "orchestrator.errors": "",
         "orchestrator.system": "aiohttp cryptography fsspec obstore orchestrator.errors psutil",
-        "orchestrator.text": "jinja2 orchestrator.errors orchestrator.specification.bounds orchestrator.system zstandard",
+        "orchestrator.text": """
+            jinja2 numpy orchestrator.errors orchestrator.specification.bounds orchestrator.system pyarrow zstandard
+        """,
         "orchestrator.specification": """
             fsspec httpx orchestrator.core orchestrator.errors orchestrator.models
             orchestrator.parameters.codec.registry orchestrator.system orchestrator.text pydantic yaml

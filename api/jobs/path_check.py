@@ -439,6 +439,10 @@ def with_tokenizer(spec: JobSpec, roots: AllowedRoots) -> JobSpec:
         begin_token = tokenizer_file.NO_TOKEN if around.begin_token is None else around.begin_token
         changes = {"tokenizer_digest": file.digest, "separator": around.separator, "begin_token": begin_token}
         vocabulary_size = file.vocabulary_size
+        if section.intra_document_masking and not section.has_tokens and around.separator not in file.never_text:
+            message = f"is {around.separator:,}, an ordinary token of {section.tokenizer}, which a text may contain."
+            remedy = "Name a control token, or leave data.intra_document_masking out."
+            raise InvalidJobSpec(problems=(Problem("data.separator", message, remedy),))
         if section.has_conversations:
             changes["template_digest"] = _template_digest(spec, roots, file)
     model_size = spec.vocabulary_size

@@ -30,7 +30,6 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import IO, Any
 
-from learners.streaming.parquet_rows import Rows
 from orchestrator.core.vocabulary import SourceFlaws
 from orchestrator.errors import AtollError, ConfigurationError, UnreadableData, first_line, in_words
 from orchestrator.system.roots import AllowedRoots, open_data, shown
@@ -44,6 +43,7 @@ from orchestrator.text.file_kinds import (
     kind_of,
     window_too_large,
 )
+from orchestrator.text.parquet_rows import Rows
 from orchestrator.text.text_records import CONVERSATION_KINDS, NotText, NotUtf8, plain_line, text_of, utf8
 
 EXPANSION_MAX = 1000

@@ -31,7 +31,7 @@ from pathlib import Path
 import numpy as np
 
 from learners import resharding
-from learners.contract import Batch, stacked
+from learners.contract import Batch
 from learners.conversations import Conversations, batch_of, counting_in, learned_tokens
 from learners.corpus import (
     Measured,
@@ -40,7 +40,6 @@ from learners.corpus import (
     joined,
     measured_batches,
     sequences_wanted,
-    surprise,
     windows_in,
 )
 from learners.held_out import HeldOut, HeldOutBatch, digest, smallest
@@ -157,10 +156,10 @@ class Streamed:
         wanted = self._spec.job.evaluation.sequences
         return measured_batches(self._measured, wanted, batch_max, self._length, self._has_rows)
 
-    def unigram_loss(self) -> float:
-        """Return nats per token on the held-out sequences, by the frequency of each token in the sample."""
-        counts = np.sum([sample.token_counts for sample in self._samples], axis=0)
-        return surprise(counts, stacked([batch.tokens for batch in self.held_out_batches(1)]))
+    def frequencies(self) -> np.ndarray:
+        """Return how often each token is in the sample: (vocabulary_size,) int64."""
+        counts: np.ndarray = np.sum([sample.token_counts for sample in self._samples], axis=0)
+        return counts
 
     def _share(self, source: Source) -> int:
         """Return how many held-out sequences of this source to measure."""

@@ -37,18 +37,19 @@ from typing import IO
 import numpy as np
 
 from learners import resharding
-from learners.corpus import Measured, draw_of, measured_batches, sequences_wanted, surprise
+from learners.conversations import FIRST, TOKEN
+from learners.corpus import Measured, draw_of, measured_batches, sequences_wanted
 from learners.held_out import HeldOutBatch
 from learners.island_spec import IslandSpec
 from learners.resharding import Draw
 from learners.streaming.counting import kept_in
 from learners.streaming.order import Mixture, key
-from learners.streaming.parquet_rows import Rows, TooLarge
 from orchestrator.core.vocabulary import DataFlaws
 from orchestrator.errors import ConfigurationError, first_line
 from orchestrator.specification.data_sources import SourceSection
 from orchestrator.system.roots import AllowedRoots, open_data, shown
 from orchestrator.text import file_kinds, token_files
+from orchestrator.text.parquet_rows import Rows, TooLarge
 from orchestrator.text.token_files import NotTokens, TokenLayout
 
 DOCUMENTS_MAX = SAMPLES_MAX = 1 << 28
@@ -297,24 +298,30 @@ class Tokens:
         measured = [Measured(one.name, one.weight, one.held_out, None) for one in self._sources]
         return measured_batches(measured, self._spec.job.evaluation.sequences, batch_max, self._length)
 
-    def unigram_loss(self) -> float:
-        """Return nats per token on the held-out sequences, by the tokens' frequencies in the first training sequences."""
-        held_out = np.concatenate([batch.tokens for batch in self.held_out_batches(1)])
-        counts = np.zeros(self._vocabulary_size or int(held_out.max()) + 1, np.int64)
+    def frequencies(self) -> np.ndarray:
+        """Return how often each token is in the first training sequences: (tokens,) int64."""
+        counts = np.zeros(self._vocabulary_size or 1, np.int64)
         for number, source in enumerate(self._sources):
             most = min(self._size(source).sample_count, max(1, FREQUENCY_TOKENS // self._length))
             for at in range(most):
-                counted = np.bincount(self._sequence(number, at), minlength=len(counts))
+                counted = np.bincount(self._sequence(number, at) & TOKEN, minlength=len(counts))
                 counts = counted + np.pad(counts, (0, len(counted) - len(counts)))
-        return surprise(counts, held_out)
+        return counts
 
     def _sequence(self, number: int, element: int) -> np.ndarray:
-        """Return element ``element`` of a source's order: (sequence_length + 1,) int32."""
+        """Return element ``element`` of a source's order: (sequence_length + 1,) int32; first tokens may be marked."""
         source = self._sources[number]
         epoch, within = divmod(element, self._size(source).sample_count)
-        documents = source.documents
-        parts = [documents.tokens(*part) for part in self._order(number, epoch).parts(within)]
-        return np.concatenate(parts).astype(np.int32)
+        return np.concatenate(
+            [self._part(source.documents, *part) for part in self._order(number, epoch).parts(within)]
+        )
+
+    def _part(self, documents: Documents, document: int, first: int, count: int) -> np.ndarray:
+        """Return tokens of a document, (count,) int32; its first token marked if documents are segments."""
+        tokens = documents.tokens(document, first, count).astype(np.int32)
+        if first == 0 and self._data.intra_document_masking:
+            tokens[:1] |= FIRST
+        return tokens
 
     def _size(self, source: TokenSource) -> OrderSize:
         return OrderSize.of(source.training_tokens, self._length, self._data.samples)
@@ -337,6 +344,9 @@ class Tokens:
     def _source(self, section: SourceSection) -> TokenSource:
         documents = Documents(self._spec.roots, section.files, self._vocabulary_size, section.token_field)
         lengths, total = documents.lengths, int(documents.lengths.sum())
+        if self._data.intra_document_masking and self._data.separator is None and len(lengths) <= len(section.files):
+            detail = f"data.sources: {section.name} has one document in each file, so data.intra_document_masking needs"
+            raise ConfigurationError(detail=f"{detail} data.separator: name the token that ends a document in them.")
         if section.held_out:
             reserved = Documents(self._spec.roots, section.held_out, self._vocabulary_size, section.token_field)
             training, held_out = lengths, self._joined(reserved, np.zeros(len(reserved.lengths), np.int64))
@@ -362,7 +372,7 @@ class Tokens:
             if size >= wanted:
                 break
             start, count = int(first[document]), min(int(left[document]), wanted - size)
-            parts.append(documents.tokens(int(document), start, count).astype(np.int32))
+            parts.append(self._part(documents, int(document), start, count))
             size += count
         return np.concatenate(parts)
 

@@ -38,6 +38,7 @@ from orchestrator.specification.sections import (
     SynchroniserSection,
     SyntheticSection,
     TransportSection,
+    document_end_problems,
 )
 from orchestrator.specification.training_sections import DataSection, ModelSection, TrainableSection, TrainingSection
 from orchestrator.specification.validation import collected, omitted_count, problems_of, right_part, wrong_places
@@ -328,10 +329,14 @@ def _index_problems(job: JobSpec) -> Iterable[Problem]:
 
 
 def _separator_problems(job: JobSpec) -> Iterable[Problem]:
-    data = job.data
-    if data.tokenizer == BYTES and (data.separator or 0) >= BYTE_COUNT:
+    if (data := job.data).has_tokens and data.intra_document_masking:
+        yield from document_end_problems(data.source, data.separator, job.vocabulary_size)
+    elif data.tokenizer == BYTES and (data.separator or 0) >= BYTE_COUNT:
         message = f"is {data.separator:,}, but bytes have no token above {BYTE_COUNT - 1}."
         yield Problem("data.separator", message, "Leave it out, for a newline, or name another tokenizer.")
+    elif data.tokenizer == BYTES and data.intra_document_masking:
+        message = "is true, but data.tokenizer is bytes: a text may contain any byte, so none can end a document."
+        yield Problem("data.intra_document_masking", message, "Name a tokenizer.json with a token that ends a text.")
 
 
 def _begin_token_problems(job: JobSpec) -> Iterable[Problem]:

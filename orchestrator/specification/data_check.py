@@ -41,6 +41,8 @@ from orchestrator.text.token_files import NotTokens
 
 OF_PATTERNS = frozenset("*?[")
 SHOWN_MAX = 3
+ROWS_LOOKED_AT = 256
+"""Of a Parquet file with conversations."""
 
 
 def with_found_files(spec: JobSpec, roots: AllowedRoots) -> JobSpec:
@@ -381,7 +383,7 @@ class _Look:
             has = {column.name for column in columns}
             is_chat = wanted == CONVERSATION
             if ("messages" in has or {"prompt", "completion"} <= has) if is_chat else {"chosen", "rejected"} <= has:
-                return None
+                return self._unreadable(number, self._row_problems(path, file))
             lacks = (
                 "no column 'messages', nor 'prompt' and 'completion'"
                 if is_chat
@@ -392,6 +394,25 @@ class _Look:
             remedy = f"Name a file of {'conversations' if is_chat else 'pairs'}, or change data.format."
             return self._problem(number, message, remedy)
         return self._column_problem(path, columns)
+
+    def _row_problems(self, path: str, file: IO[bytes]) -> list[str]:
+        """Return why some of the first rows of a Parquet file are no conversations that can be learned."""
+        from orchestrator.text.parquet_rows import Rows, TooLarge  # brings NumPy and pyarrow, which few commands need
+
+        own, of = self._field.text_field, CONVERSATION_KINDS[self._field.text_field][1]
+        reasons = list[str]()
+        try:
+            rows = Rows(file, own, look_at_pages="://" not in path)
+            for row, record in rows.records(0, min(rows.row_count, ROWS_LOOKED_AT)):
+                try:
+                    self._rendered(of(record) or b"{}")
+                except NotText as error:
+                    reasons.append(f"row {row:,} {error}")
+        except TooLarge as error:
+            reasons.append(f"it cannot be read: {error}")
+        except NotImplementedError as error:  # of pyarrow
+            reasons.append(f"it cannot be read: {first_line(error)}")
+        return reasons
 
     def _column_problem(self, path: str, columns: Sequence[Column]) -> Problem | None:
         """Return why a Parquet file has no column of this field's name with the texts, or with the tokens, of the job."""

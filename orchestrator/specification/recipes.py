@@ -141,8 +141,15 @@ def read(
     operational = [key for key in settings.values if any(fnmatchcase(key, one) for one in OPERATIONAL[chosen])]
     for key, value in settings.values.items():
         if key not in operational and value not in (None, "", [], {}):
-            settings.note(key, value, "a job has no such setting")
+            is_mask = key.rpartition(".")[2] in MASKS and value in (True, "block_causal")
+            settings.note(key, value, MASKED if is_mask else "a job has no such setting")
     return Recipe(chosen, settings.document, tuple(settings.unmatched), tuple(operational))
+
+
+MASKS = ("packing", "sequence_packing", "attn_mask_type")
+MASKED = (
+    "Set data.intra_document_masking once data.tokenizer names a tokenizer; bytes have no token that ends a document."
+)
 
 
 # ── what all have ─────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -6,7 +6,7 @@ is reading files.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
@@ -509,3 +509,13 @@ class SyntheticSection(Section):
     step_s: StepSeconds = 0.05
     step_jitter_ratio: Ratio = 0.0
     start_s: Wait = 0.0
+
+
+def document_end_problems(source: str, separator: int | None, vocabulary_size: int | None) -> Iterator[Problem]:
+    """Yield a problem if the token that ends a document in a source of tokens is missing, or none of the model's."""
+    if separator is None and source != "tokens":
+        message = f"is absent, but data.source is {source} and data.intra_document_masking is true."
+        yield Problem("data.separator", message, "Name the token that ends a document in its sequences.")
+    elif vocabulary_size is not None and separator is not None and separator >= vocabulary_size:
+        message = f"is {separator:,}, but the model has no token above {vocabulary_size - 1:,}."
+        yield Problem("data.separator", message, "Name the token that ends a document in these sequences.")

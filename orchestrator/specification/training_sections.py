@@ -226,6 +226,9 @@ class DataSection(Section):
     conversation alone, and the loss is the mean over the tokens of ``loss_on``. Only the template writes control tokens.
     ``format: preference`` is for ``training.objective``: a record is one pair, both of which are in one sequence.
 
+    With ``intra_document_masking`` the same applies to other data, in the same sequences as without it. A document ends at
+    ``separator``: a control token; of tokens that are there already, the one that you name, or where their file says so.
+
     The commands of ``atoll`` accept paths relative to the specification; over REST they must be absolute, or URLs of a store
     (s3://…, gs://…). The node of every island must be able to read the files, below a root (`atoll up --data`). The same
     applies to ``tokenizer``, which is `bytes`, a `tokenizer.json` of Hugging Face's tokenizers or a `.model` of
@@ -290,6 +293,9 @@ class DataSection(Section):
         "those of one epoch",
     )
     sequence_length: SequenceLength = 128
+    intra_document_masking: bool = Field(
+        default=False, description="attention and positions of each document alone, as conversations have them"
+    )
     held_out_ratio: Annotated[float, Field(strict=True, ge=1e-6, lt=0.5)] = 0.02
     unreadable_max: UnreadableCount = Field(
         default=0,
@@ -302,6 +308,11 @@ class DataSection(Section):
         """Return whether a function of a package has the data."""
         return ":" in self.source
 
+    @property
+    def has_tokens(self) -> bool:
+        """Return whether the data is tokens already."""
+        return self.is_own or self.source == "tokens"
+
     @model_validator(mode="after")
     def _fits_its_format(self) -> DataSection:
         if self.format == "text":
@@ -311,6 +322,8 @@ class DataSection(Section):
                     raise ValueError(
                         f"has {name} {value!r} and format text; leave {name} out, or set format to chat, which has it"
                     )
+        elif self.intra_document_masking:
+            raise ValueError(f"has format {self.format}, which always has intra_document_masking; leave that out")
         elif self.source not in ("files", "streamed"):
             raise ValueError(
                 f"has format {self.format} and source {self.source}, which has no conversations; set source to files or "
@@ -328,6 +341,15 @@ class DataSection(Section):
     def has_conversations(self) -> bool:
         """Return whether batches have weights, segments and positions."""
         return self.format != "text"
+
+    @property
+    def has_segments(self) -> bool:
+        """Return whether batches have segments and positions."""
+        return self.has_conversations or self.intra_document_masking
+
+    @property
+    def segmented_by(self) -> str:
+        return f"data.format is {self.format}" if self.has_conversations else "data.intra_document_masking is true"
 
     def record_field(self, text_field: str) -> str:
         """Return what a record's text is: the field of this name, its conversation, or its pair of them."""

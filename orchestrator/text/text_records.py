@@ -96,6 +96,7 @@ def conversation_of(record: Mapping[str, Any]) -> bytes | None:
         before, after = _messages(prompt, "prompt"), _messages(completion, "completion")
         own = {"messages": [*before, *after], "learn_from": len(before)}
     else:
+        _require_values(record, CONVERSATION_FIELDS[:3])
         raise NotText(f"has no field 'messages', nor 'prompt' and 'completion'{_named(dict(record))}")
     _require_order(own["messages"])
     if not any(message["role"] == "assistant" for message in own["messages"][own["learn_from"] :]):
@@ -113,6 +114,7 @@ def preference_of(record: Mapping[str, Any]) -> bytes | None:
     """
     prompt, chosen, rejected = (record.get(name) for name in ("prompt", "chosen", "rejected"))
     if chosen is None or rejected is None:
+        _require_values(record, ("chosen", "rejected"))
         raise NotText(f"has no fields 'chosen' and 'rejected'{_named(dict(record))}")
     if isinstance(chosen, str) and isinstance(rejected, str):
         if not isinstance(prompt, str):
@@ -169,8 +171,10 @@ def _messages(value: Any, field: str) -> list[dict[str, Any]]:
         where = f"in message {number} of {field!r}"
         if not isinstance(message, dict):
             raise NotText(f"has {_kind_of(message)} {where}, not an object with role and content")
-        if message.get("role") not in ROLES:
-            raise NotText(f"has the role {message.get('role')!r} {where}; roles are {', '.join(ROLES)}")
+        if message.get("role") is None:
+            raise NotText(f"has no role {where}{_named({name: each for name, each in message.items() if each})}")
+        if message["role"] not in ROLES:
+            raise NotText(f"has the role {message['role']!r} {where}; roles are {', '.join(ROLES)}")
         content = message.get("content")
         if isinstance(content, list):
             if not all(isinstance(part, dict) and isinstance(part.get("text"), str) for part in content):
@@ -227,6 +231,14 @@ def _decoded(record: bytes) -> str:
 
 def _kind_of(value: Any) -> str:
     return _KINDS.get(type(value), "a number")
+
+
+def _require_values(record: Mapping[str, Any], names: Sequence[str]) -> None:
+    """Raise NotText if the record has null in some of these fields, and nothing is wrong but that."""
+    present = [name for name in names if name in record]
+    if "messages" in present or len(present) >= 2:
+        empty = [repr(name) for name in present if record[name] is None]
+        raise NotText(f"has null in the {'field' if len(empty) == 1 else 'fields'} {' and '.join(empty)}")
 
 
 def _named(one: dict[str, Any]) -> str:

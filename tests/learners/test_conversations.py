@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
+from pyarrow import parquet
 from tokenizers import pre_tokenizers
 
 from learners import jax_trainer
@@ -131,6 +134,9 @@ BAD_ROWS = [
     ({"text": "a"}, "has no field 'messages', nor 'prompt' and 'completion'; it has 'text'"),
     ({"messages": "a"}, "has a text in the field 'messages', not a list of messages"),
     ({"messages": []}, "has no messages in the field 'messages'"),
+    ({"messages": None}, "has null in the field 'messages'"),
+    ({"prompt": "a", "completion": None}, "has null in the field 'completion'"),
+    ({"messages": [{"from": "human", "value": "a"}]}, "has no role in message 1 of 'messages'; it has 'from', 'value'"),
     ({"messages": ["a"]}, "has a text in message 1 of 'messages', not an object"),
     ({"messages": [{"role": "human", "content": "a"}]}, "has the role 'human' in message 1"),
     ({"messages": [{"role": "user"}]}, "has null for the content in message 1"),
@@ -306,6 +312,7 @@ def test_a_section_that_contradicts_itself_is_refused(make_job: Any, changes: di
     assert words in str(refused.value)
 
 
+@pytest.mark.parametrize("ending", ["jsonl", "jsonl.gz", "parquet"])
 @pytest.mark.parametrize(
     ("rows", "template", "words"),
     [
@@ -316,14 +323,19 @@ def test_a_section_that_contradicts_itself_is_refused(make_job: Any, changes: di
     ],
 )  # fmt: skip
 def test_the_first_records_are_opened_at_submission(
-    make_job: Any, tmp_path: Path, rows: Any, template: str | None, words: str
+    make_job: Any, tmp_path: Path, rows: Any, template: str | None, words: str, ending: str
 ) -> None:
     beside = {"tokenizer_config.json": {"eos_token": END, **({"chat_template": template} if template else {})}}
     tokenizer = Family(CONTROL, "<|endoftext|>", None, beside=beside).write(tmp_path)
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    lines = "".join(json.dumps(row) + "\n" for row in rows).encode()
+    path = tmp_path / f"rows.{ending}"
+    if ending == "parquet":
+        parquet.write_table(pa.Table.from_pylist(rows), path)
+    else:
+        path.write_bytes(gzip.compress(lines) if ending.endswith("gz") else lines)
     section = {
         "source": "files",
-        "files": [str(tmp_path / "rows.jsonl")],
+        "files": [str(path)],
         "format": "chat",
         "tokenizer": str(tokenizer),
     }

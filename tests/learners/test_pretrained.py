@@ -109,8 +109,11 @@ def test_a_checkpoint_keeps_its_type_and_fused_matrices_are_read_and_written(tmp
     of_layer = [parameters[f"layers.attention.{name}"][1].T for name in ("query", "key", "value")]
     assert np.array_equal(theirs["model.layers.1.self_attn.qkv_proj.weight"], np.concatenate(of_layer))
     assert json.loads((tmp_path / "config.json").read_text())["architectures"] == ["Phi3ForCausalLM"]
-    read = weights(LLAMA, tmp_path).taken()
+    fused = weights(LLAMA, tmp_path)
+    read = fused.taken()
     assert all(np.array_equal(read[each], parameters[each]) for each in parameters)
+    for name in ("attention.key", "feedforward.up"):
+        assert np.array_equal(fused.read(f"layers.{name}", (1,)), parameters[f"layers.{name}"][1])
 
 
 @pytest.mark.parametrize("name", FAMILIES)

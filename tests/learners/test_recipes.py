@@ -245,6 +245,12 @@ def test_the_settings_of_recipes_are_those_of_their_jobs() -> None:
     assert (prime.synchroniser.wire.up, prime.training.z_loss, prime.model.network.hidden_size) == ("int8", 2e-4, 2_816)
 
 
+def test_a_mask_between_documents_is_named_as_a_job_has_it() -> None:
+    recipe = recipes.read(f"{MAXTEXT_MOE}packing: true\n".encode(), "moe.yml")
+    (note,) = [one.note for one in recipe.unmatched if one.setting == "packing"]
+    assert note.startswith("Set data.intra_document_masking")
+
+
 def test_batches_per_device_are_those_of_an_island_of_several() -> None:
     spec = parse_job(recipes.read(MAXTEXT_8B.encode(), "run.sh", devices=4).document)
     assert (spec.training.batch_size, spec.islands[0].accelerators) == (32, 4)

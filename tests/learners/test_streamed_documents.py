@@ -14,10 +14,11 @@ from array_record.python.array_record_module import ArrayRecordWriter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from learners.streaming import documents, parquet_rows
+from learners.streaming import documents
 from learners.streaming.documents import Reader, Unreadable
 from orchestrator.errors import ConfigurationError, OutsideRoots, UnreadableData
 from orchestrator.system.roots import AllowedRoots
+from orchestrator.text import parquet_rows
 
 TEXTS = [f"document {number}: " + "é words " * (number % 7) for number in range(60)]
 OBJECTS = "".join(json.dumps({"text": text, "other": 1}) + "\n" for text in TEXTS).encode()

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from learners import corpus, data_indexing
 from learners.island_spec import IslandSpec
-from learners.streaming import documents, files, order, parquet_rows
+from learners.streaming import documents, files, order
 from learners.streaming.documents import Continuation, Reader, Unreadable, chosen, parts
 from learners.text import Text
 from learners.tokenizer import Bytes
@@ -26,6 +26,7 @@ from orchestrator.core.vocabulary import NO_FLAWS, DataFlaws, SourceFlaws
 from orchestrator.errors import ConfigurationError, UnreadableData
 from orchestrator.specification.training_sections import DataSection
 from orchestrator.system.roots import EVERYTHING
+from orchestrator.text import parquet_rows
 from orchestrator.text.text_records import NotText, text_of
 
 GOOD = [f"été {number}".encode() for number in range(9)]

@@ -18,6 +18,7 @@ from orchestrator.checkpoints.resumption import differences
 from orchestrator.errors import InvalidJobSpec, UnfitWeights
 from orchestrator.laboratory.multiplex import MultiplexedJob
 from orchestrator.models.huggingface import adapters, export
+from orchestrator.models.huggingface.origin import Origin
 from orchestrator.models.huggingface.weights import Weights
 from orchestrator.models.trainable import A, B
 from orchestrator.parameters import fragment_map
@@ -220,6 +221,77 @@ def test_adapters_are_exported_as_peft_has_them_and_merged_into_their_base(tmp_p
     for name, tensor in merged(frozen, own, 1.5).items():
         if name in whole:
             np.testing.assert_allclose(whole[name], tensor, atol=1e-6, err_msg=name)
+
+
+@pytest.mark.parametrize(
+    ("family", "kind", "targets"),
+    [
+        ("llama", "phi3", ["all-linear"]),
+        ("llama", "phi3", ["value", "up"]),
+        ("mixtral", "mixtral", EVERYTHING),
+        ("moe", "qwen3_moe", ["experts.up", "query"]),
+        ("moe", "qwen3_moe", ["experts.down"]),
+    ],
+)
+def test_adapters_of_matrices_that_are_one_in_transformers_are_one_in_peft(
+    family: str, kind: str, targets: list[str], tmp_path: Path
+) -> None:
+    """By PEFT's own formulas, they change the merged checkpoint's tensors as the merged export does."""
+    part = {"lora": {"rank": 2, "alpha": 3.0, "targets": targets}}
+    _, frozen, own = built(document(family, part))
+    spec = parse_job(document(family, part, initial_weights="/theirs"))
+    origin = Origin("/theirs", {"config.json": json.dumps({"model_type": kind})})
+    whole = merged(frozen, own, 1.5)
+    for name, tensors in (("own", own), ("before", frozen), ("after", {n: np.asarray(whole[n]) for n in frozen})):
+        save_file({each: np.asarray(tensor, np.float32) for each, tensor in tensors.items()}, tmp_path / name)
+    plain = parse_job({**document(family), "trainable": None}).model_dump(mode="json")
+    changed: list[dict[str, Any]] = []
+    for name in ("before", "after"):
+        (tmp_path / f"{name}-theirs").mkdir()
+        export.write(tmp_path / name, tmp_path / f"{name}-theirs", plain, origin=origin)
+        changed.append(load_file(tmp_path / f"{name}-theirs/model.safetensors"))
+    differences_of = {name: changed[1][name] - tensor for name, tensor in changed[0].items()}
+
+    (tmp_path / "out").mkdir()
+    notes = adapters.write(tmp_path / "own", tmp_path / "out", spec.model_dump(mode="json"), origin)
+    config = json.loads((tmp_path / "out/adapter_config.json").read_text())
+    theirs = load_file(tmp_path / "out/adapter_model.safetensors")
+    assert any("transformers 5" in note for note in notes) is bool(config.get("target_parameters"))
+    count, found = spec.model.network.experts.count if spec.model.network.experts else 1, 0
+    for name in [each.removesuffix(".lora_A.weight") for each in theirs if each.endswith(".lora_A.weight")]:
+        module = name.removeprefix("base_model.model.")
+        a, b = (theirs[f"{name}.lora_{end}.weight"] for end in "AB")
+        if "experts" not in module:
+            end = module.rpartition(".")[2]
+            rank, alpha = scales_in(config, end)
+            assert len(a) == rank
+            place = module.replace(".mlp.", ".block_sparse_moe.") if kind == "mixtral" else module
+            np.testing.assert_allclose(alpha / rank * b @ a, differences_of.pop(f"{place}.weight"), atol=1e-5)
+            found += 1
+            continue
+        layer, parameter = module.split(".")[2], "gate_up_proj" if module.endswith("base_layer") else "down_proj"
+        if not {"experts.down_proj", "experts.gate_up_proj"} <= set(config["target_parameters"]):
+            parameter = config["target_parameters"][0].removeprefix("experts.")
+        rank, alpha = scales_in(config, parameter)
+        change = alpha / rank * np.einsum("ore,eri->eoi", b.reshape(len(b), rank, count), a.reshape(count, rank, -1))
+        names = {"mixtral": ("block_sparse_moe", "w1", "w3", "w2")}.get(
+            kind, ("mlp", "gate_proj", "up_proj", "down_proj")
+        )
+        for expert in range(count):
+            where = f"model.layers.{layer}.{names[0]}.experts.{expert}"
+            ends = names[3:] if parameter == "down_proj" else names[1:3]
+            expected = np.concatenate([differences_of.pop(f"{where}.{end}.weight") for end in ends])
+            np.testing.assert_allclose(change[expert], expected, atol=1e-5)
+            found += 1
+    assert found
+    for name, difference in differences_of.items():
+        assert not difference.any(), f"{name} has no adapter"
+
+
+def scales_in(config: dict[str, Any], end: str) -> tuple[int, float]:
+    """Return the rank and alpha of a module or parameter."""
+    ranks, alphas = config.get("rank_pattern", {}), config.get("alpha_pattern", {})
+    return ranks.get(end, config["r"]), alphas.get(end, config["lora_alpha"])
 
 
 @pytest.mark.soak("half a minute each")

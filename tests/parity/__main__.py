@@ -22,6 +22,7 @@ import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -65,7 +66,18 @@ TEXTS = (
     "naïve Ångström ﬁ 日本語 \U0001f30a e\u0301",
     "def f(x: int) -> int:\n    return x  # 10_000\n",
 )
-ADAPTED = ("llama", "qwen3", "gemma3")
+LINEAR, EXPERTS = ("all-linear",), ("all-linear", "router", "experts.*")
+ADAPTED = {
+    "llama": LINEAR,
+    "qwen3": LINEAR,
+    "gemma3": LINEAR,
+    "phi3": LINEAR,
+    "phi3-window": ("q_proj", "v_proj", "up_proj"),
+    "mixtral": EXPERTS,
+    "moe": ("experts.up", "o_proj"),
+    "moe-raw": ("experts.down",),
+}
+"""Checkpoints, and the matrices that have adapters. Several are one in phi3; experts and routers are no modules."""
 JOB = {"islands": [{"node_group": "here"}], "budget": {"steps": 1}}
 GROUPS = {"node_groups": [{"name": name, "region": name, "cpus": 2} for name in ("east", "west")]}
 VOCABULARY_SIZE = 360
@@ -87,8 +99,8 @@ def main() -> int:
         for number, name in enumerate(name for name in DECODERS if name.endswith(("20m", "-1b", "-8b"))):
             own[name], jobs[name] = exported(name, ours, tokens, trained[number % len(trained)])
         continued(theirs / "llama-continued", ours)
-        for name in ADAPTED:
-            own |= adapted(theirs / name, ours, tokens)
+        for name, targets in ADAPTED.items():
+            own |= adapted(theirs / name, ours, tokens, targets)
         for path in sorted(theirs.glob("*/")):
             own[f"again-{path.name}"] = exported_again(path, ours, tokens)
         reference("measure", ours)
@@ -272,12 +284,12 @@ def continued(checkpoint: Path, folder: Path) -> None:
     export.write(folder / "continued.safetensors", after, spec, path, origin.taken(str(before), EVERYTHING))
 
 
-def adapted(checkpoint: Path, folder: Path, tokens: np.ndarray) -> dict[str, np.ndarray]:
+def adapted(checkpoint: Path, folder: Path, tokens: np.ndarray, targets: Sequence[str]) -> dict[str, np.ndarray]:
     """The logits of a checkpoint with adapters, of which ``folder`` has the adapters and the merged model afterwards."""
     config = described(str(checkpoint), EVERYTHING)
     base = Weights(config, str(checkpoint), EVERYTHING)
     model = {"decoder": config.model_dump(mode="json"), "initial_weights": str(checkpoint)}
-    part = {"lora": {"rank": 3, "alpha": 5.0, "targets": ["all-linear"]}}
+    part = {"lora": {"rank": 3, "alpha": 5.0, "targets": list(targets)}}
     spec = json.loads(parse_job({**JOB, "model": model, "trainable": part}).model_dump_json())
     section = TrainableSection.model_validate(part)
     drawn = np.random.default_rng(7)
@@ -289,8 +301,11 @@ def adapted(checkpoint: Path, folder: Path, tokens: np.ndarray) -> dict[str, np.
     names = {"peft": f"{checkpoint.name}-peft", "merged": f"{checkpoint.name}-merged"}
     for name in names.values():
         (folder / name).mkdir()
-    adapters.write(file, folder / names["peft"], spec)
-    export.write(file, folder / names["merged"], spec, base=base)
+    whole = origin.taken(str(checkpoint), EVERYTHING)
+    adapters.write(file, folder / names["peft"], spec, whole)
+    export.write(file, folder / names["merged"], spec, origin=whole, base=base)
+    for path in (folder / names["merged"]).glob("tokenizer*"):
+        path.unlink()
     scaled = {name: tensor * (5 / 3 if name.endswith(B) else 1) for name, tensor in own.items()}
     here = computed(config, base.taken() | scaled, tokens)
     return dict.fromkeys(names.values(), here)

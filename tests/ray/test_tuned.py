@@ -7,6 +7,7 @@ Where the environment of `make parity` exists, peft and transformers load both e
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -33,7 +34,7 @@ from tests.waiting import wait_until
 
 pytestmark = [
     pytest.mark.ray,
-    pytest.mark.soak("two jobs of adapters and two of whole models"),
+    pytest.mark.soak("three jobs of adapters and two of whole models"),
     pytest.mark.timeout(1200),
 ]
 PARITY = Path(".cache/parity/bin/python")
@@ -117,6 +118,49 @@ def until(client: Client, what: Callable[[Job], bool], words: str) -> Job:
     return latest(client)
 
 
+def test_preferences_are_learned_through_a_death_and_become_an_adapter(newcomer: Newcomer) -> None:
+    """DPO, from the pairs to what peft loads, with an island killed on the way. The loss begins at that of a coin."""
+    answers = [[{"role": "assistant", "content": text}] for text in ("yes, of course", "no!")]
+    rows = [
+        {"prompt": [{"role": "user", "content": f"may {n}?"}], "chosen": answers[0], "rejected": answers[1]}
+        for n in range(400)
+    ]
+    folder = newcomer.folder / "data"
+    pyarrow.parquet.write_table(pa.Table.from_pylist(rows), folder / "pairs.parquet", row_group_size=50)
+    data = {
+        "source": "files",
+        "files": [str(folder / "pairs.parquet")],
+        "format": "preference",
+        "tokenizer": str(folder / "base/tokenizer.json"),
+        "sequence_length": 191,
+        "held_out_ratio": 0.1,
+    }
+    training = {
+        "batch_size": 4,
+        "objective": {"kind": "dpo", "beta": 0.3},
+        "inner_optimizer": {"lr": 0.01, "warmup_steps": 5},
+    }
+    newcomer.type(f"atoll submit {job_of(newcomer, name='preferred', data=data, training=training)}")
+    with Client.at(newcomer.home.path) as client:
+        until(
+            client,
+            lambda job: all(each.last_merge_after_s is not None for each in job.islands),
+            "merges of both islands",
+        )
+        newcomer.type("atoll chaos kill latest asia")
+        until(client, lambda job: island(job, "asia").incarnation > 1, "asia's second life")
+        until(client, lambda job: island(job, "asia").state == "training", "asia's return")
+        until(client, lambda job: losses(job)[-1:] < [0.5], "a loss below that of a coin")
+        newcomer.type("atoll finish latest")
+        last = client.wait(latest(client).job)
+    assert last.state == "completed"
+    assert losses(last)[0] == pytest.approx(math.log(2), abs=1e-3)
+    assert losses(last)[-1] < 0.5
+    newcomer.type(f"atoll export {last.job} --format peft --out preferred-adapter")
+    newcomer.type(f"atoll export {last.job} --format huggingface --out preferred-whole")
+    same_model(newcomer.folder, "preferred-")
+
+
 def test_adapters_learn_conversations_through_a_death_and_a_resumption_and_become_a_model(newcomer: Newcomer) -> None:
     with Client.at(newcomer.home.path) as client:
         newcomer.type(f"atoll submit {job_of(newcomer)}")
@@ -182,12 +226,15 @@ def losses(job: Job) -> list[float]:
     return [point.loss for point in job.loss_curve if point.loss is not None]
 
 
-def same_model(folder: Path) -> None:
+def same_model(folder: Path, named: str = "") -> None:
     """The adapters, put into the base as their paper says, are the merged export; and they are not zero."""
-    config = json.loads((folder / "adapter/adapter_config.json").read_text())
+    config = json.loads((folder / f"{named}adapter/adapter_config.json").read_text())
     assert config["base_model_name_or_path"] == str(folder / "data/base")
-    own, scale = load_file(folder / "adapter/adapter_model.safetensors"), config["lora_alpha"] / config["r"]
-    base, whole = load_file(folder / "data/base/model.safetensors"), load_file(folder / "whole/model.safetensors")
+    own, scale = load_file(folder / f"{named}adapter/adapter_model.safetensors"), config["lora_alpha"] / config["r"]
+    base, whole = (
+        load_file(folder / "data/base/model.safetensors"),
+        load_file(folder / f"{named}whole/model.safetensors"),
+    )
     assert base.keys() == whole.keys()
     for name, tensor in base.items():
         theirs = f"base_model.model.{name.removesuffix('.weight')}.lora_{{}}.weight"
@@ -198,7 +245,7 @@ def same_model(folder: Path) -> None:
         np.testing.assert_allclose(whole[name], tensor, atol=1e-5, err_msg=name)
     assert not own
     for name in ("tokenizer.json", "chat_template.jinja"):
-        assert (folder / "whole" / name).read_text() == (folder / "data/base" / name).read_text()
+        assert (folder / f"{named}whole" / name).read_text() == (folder / "data/base" / name).read_text()
 
 
 def loaded_elsewhere(folder: Path) -> None:

@@ -128,7 +128,7 @@ class Weights:
         """Return a tensor, or the one at this index of the axes that number layers and experts. Raises UnfitWeights."""
         sources = self._sources[name]
         try:
-            part = self._tensors[sources.names[index]].read()
+            part = self._tensors[sources.names[index]].read(sources.rows)
         except (OSError, DataError) as error:
             raise _unreadable(self._folder, error) from error
         return part.T if sources.turned else part
