@@ -322,6 +322,18 @@ def _torch_problems(trainer: TrainerSection, part: TrainableSection | None, root
         yield Problem(TORCH_MODEL, message, "Save it as safetensors, with save_pretrained of transformers.")
 
 
+def _torch_vocabulary_size(trainer: TrainerSection, roots: AllowedRoots) -> int | None:
+    """Return the number of tokens of a torch trainer's folder; None if its config.json does not say."""
+    from orchestrator.models.huggingface import origin  # brings NumPy
+
+    try:
+        config = origin.taken(trainer.folder or "", roots).config
+    except (AtollError, OSError):
+        return None  # reported by ``weights_problems``
+    size = trainer.settings.get("vocab_size", config.get("vocab_size"))
+    return size if type(size) is int else None
+
+
 def refuse_outside(spec: JobSpec, roots: AllowedRoots, *, begun: bool = False) -> None:
     """Raise InvalidJobSpec with every path that jobs may not use, and before the start with problems of the weights."""
     problems = problems_outside_roots(spec, roots, begun=begun)
@@ -441,7 +453,7 @@ def with_tokenizer(spec: JobSpec, roots: AllowedRoots) -> JobSpec:
         vocabulary_size = file.vocabulary_size
         if section.has_conversations:
             changes["template_digest"] = _template_digest(spec, roots, file)
-    model_size = spec.vocabulary_size
+    model_size = spec.vocabulary_size if spec.trainer.folder is None else _torch_vocabulary_size(spec.trainer, roots)
     if model_size is not None and (message := tokenizer_file.misfit(vocabulary_size, model_size, section.tokenizer)):
         raise InvalidJobSpec(problems=(Problem(TOKENIZER_FIELD, message, tokenizer_file.MISFIT_REMEDY),))
     return spec.model_copy(update={"data": section.model_copy(update=changes)})

@@ -265,8 +265,7 @@ class Tokens:
     def __init__(self, spec: IslandSpec, vocabulary_size: int | None) -> None:
         self._spec, self._data, self._seed = spec, spec.job.data, spec.job.seed
         self._length = self._data.sequence_length
-        network = spec.job.model.network
-        self._vocabulary_size = vocabulary_size or (network.vocabulary_size if network is not None else None)
+        self._vocabulary_size = vocabulary_size or spec.job.vocabulary_size
         self._order = lru_cache(maxsize=ORDERS_PER_SOURCE * len(self._data.sources))(self._made)
 
     def flaws(self) -> DataFlaws:

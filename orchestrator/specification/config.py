@@ -17,6 +17,8 @@ from pydantic import Field, ValidationError, model_validator
 
 from orchestrator.core.vocabulary import IslandId, IslandPlan, JobPolicy, NodeGroupId, quorum_of
 from orchestrator.errors import ConfigurationError, InvalidJobSpec, Problem
+from orchestrator.models.decoder import DecoderSection
+from orchestrator.models.presets import Architecture
 from orchestrator.specification import device_mesh, documents, policy_source, training_sections
 from orchestrator.specification.bounds import (
     BUDGET_TOKENS_MAX,
@@ -118,10 +120,14 @@ class JobSpec(Section):
         return max(1, self.token_budget // self.tokens_per_schedule_step)
 
     @property
+    def network(self) -> Architecture | DecoderSection | None:
+        """Return the built-in model's configuration; None where a package, a folder, or PyTorch has the model."""
+        return None if self.trainer.kind == "torch" else self.model.network
+
+    @property
     def vocabulary_size(self) -> int | None:
-        """Return the model's number of tokens; None if only its package knows."""
-        network = self.model.network
-        return None if network is None else network.vocabulary_size
+        """Return the model's number of tokens; None if only its package or folder knows."""
+        return None if self.network is None else self.network.vocabulary_size
 
     def island_sections(self, *, slots: bool = False) -> dict[IslandId, IslandsSection]:
         """Return every island by name, in the order of the specification; with ``slots``, scale-up slots too."""
