@@ -41,7 +41,8 @@ from orchestrator.replica.replica import Action, AdoptVersion
 from orchestrator.system.logbook import Logbook
 
 if TYPE_CHECKING:
-    from learners.island_spec import IslandSpec
+    from learners.factories import require_torch
+from learners.island_spec import IslandSpec
 
 INITIALISED_S = 300
 """The time for the last process to arrive, which may import JAX on a busy machine.
@@ -65,7 +66,8 @@ FROM_RANK_0, TO_RANK_0 = 0, 1
 def join_devices(rank: Rank, *, in_torch: bool = False) -> tuple[int, ...]:
     """Make this process one of the island's, in JAX or in PyTorch. Returns how many devices each host has, by rank."""
     if in_torch:
-        from learners.torch_model import join_processes
+        require_torch("trainer.kind")
+        from learners.torch_layout import join_processes
 
         return join_processes(rank.place.host, rank.place.devices_port, rank.number, rank.size)
     import jax

@@ -36,11 +36,9 @@ from typing import IO
 
 import numpy as np
 
-from learners import resharding
 from learners.corpus import Measured, draw_of, measured_batches, sequences_wanted, surprise
 from learners.held_out import HeldOutBatch
-from learners.island_spec import IslandSpec
-from learners.resharding import Draw
+from learners.island_spec import Draw, IslandSpec, first_count
 from learners.streaming.counting import kept_in
 from learners.streaming.order import Mixture, key
 from learners.streaming.parquet_rows import Rows, TooLarge
@@ -274,7 +272,7 @@ class Tokens:
 
     def draw(self, shard_index: int, shard_count: int) -> Draw:
         """Return a function that draws a shard's batches. Raises ConfigurationError if there are too few tokens."""
-        cut_into = resharding.first_count(self._spec.resumptions, shard_count)
+        cut_into = first_count(self._spec.resumptions, shard_count)
         for source in self._sources:
             if (count := self._size(source).sample_count) < cut_into:
                 detail = f"data.sources: {source.name} has {count:,} sequences of {self._length} tokens to train on"

@@ -17,8 +17,6 @@ from pydantic import Field, ValidationError, model_validator
 
 from orchestrator.core.vocabulary import IslandId, IslandPlan, JobPolicy, NodeGroupId, quorum_of
 from orchestrator.errors import ConfigurationError, InvalidJobSpec, Problem
-from orchestrator.models.decoder import DecoderSection
-from orchestrator.models.presets import Architecture
 from orchestrator.specification import device_mesh, documents, policy_source, training_sections
 from orchestrator.specification.bounds import (
     BUDGET_TOKENS_MAX,
@@ -41,6 +39,7 @@ from orchestrator.specification.sections import (
     SynchroniserSection,
     SyntheticSection,
     TransportSection,
+    framework_problems,
 )
 from orchestrator.specification.training_sections import DataSection, ModelSection, TrainableSection, TrainingSection
 from orchestrator.specification.validation import collected, omitted_count, problems_of, right_part, wrong_places
@@ -120,14 +119,10 @@ class JobSpec(Section):
         return max(1, self.token_budget // self.tokens_per_schedule_step)
 
     @property
-    def network(self) -> Architecture | DecoderSection | None:
-        """Return the built-in model's configuration; None where a package, a folder, or PyTorch has the model."""
-        return None if self.trainer.kind == "torch" else self.model.network
-
-    @property
     def vocabulary_size(self) -> int | None:
         """Return the model's number of tokens; None if only its package or folder knows."""
-        return None if self.network is None else self.network.vocabulary_size
+        network = None if self.trainer.kind == "torch" else self.model.network
+        return None if network is None else network.vocabulary_size
 
     def island_sections(self, *, slots: bool = False) -> dict[IslandId, IslandsSection]:
         """Return every island by name, in the order of the specification; with ``slots``, scale-up slots too."""
@@ -556,7 +551,7 @@ def _budget_problems(job: JobSpec) -> Iterable[Problem]:
 
 
 def _trainer_problems(job: JobSpec) -> Iterable[Problem]:
-    yield from training_sections.framework_problems(job.trainer, job.model, job.training, job.islands, job.trainable)
+    yield from framework_problems(job.trainer, job.model, job.training, job.islands, job.trainable)
     fragments, parameters = job.synchroniser.fragments, job.synthetic.parameters
     if job.trainer.is_synthetic and parameters < fragments:
         message = f"is {fragments:,}, more than the {parameters:,} parameters of the model."

@@ -6,6 +6,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 
 from learners.factories import trainer_of
@@ -124,3 +125,60 @@ def test_a_job_is_checked_without_a_cluster(tmp_path: Path, mine: ModuleType) ->
     vars(mine)["build"] = lambda spec: Wrong.not_causal()
     (problem,) = findings(own({}).document)["problems"]
     assert problem["path"] == "trainer.model"
+
+
+class Ascending(torch.optim.SGD):
+    """Adds the gradient."""
+
+    def __init__(self, parameters: Any, lr: float) -> None:
+        super().__init__(parameters, lr, maximize=True)
+
+
+class Still(torch.optim.SGD):
+    def step(self, closure: Any = None) -> None:
+        """Do nothing."""
+
+
+@pytest.mark.parametrize(
+    "inner",
+    [
+        {"factory": "torch.optim:SGD", "settings": {"maximize": True}},
+        {"factory": "torch.optim:AdamW", "settings": {"maximize": True}},
+        {"factory": "mine:Ascending"},
+    ],
+    ids=lambda inner: str(inner["factory"]),
+)
+def test_an_optimizer_that_ascends_is_refused_by_check_and_at_its_first_step(
+    mine: ModuleType, inner: dict[str, Any]
+) -> None:
+    vars(mine)["Ascending"] = Ascending
+    said = (
+        rf"^training\.inner_optimizer\.factory '{inner['factory']}' returns an optimizer that ascends: .* Leave out max"
+    )
+    with pytest.raises(ConfigurationError, match=said):
+        trained(own(inner_optimizer=inner), 1)
+    (problem,) = findings(own(inner_optimizer=inner).document | {"roots": EVERYTHING})["problems"]
+    assert problem["path"] == "training.inner_optimizer.factory"
+    assert "ascends" in problem["message"]
+    descending = {**inner, "factory": "torch.optim:SGD", "settings": {"momentum": 0.9}}
+    trainer, found = trained(own(inner_optimizer=descending), 8), findings(own(inner_optimizer=descending).document)
+    assert found["problems"] == []
+    other = trained(own(inner_optimizer=descending), 1)
+    other.import_state(trainer.export_state().arrays())
+    other.step(8)
+
+
+def test_an_optimizer_that_changes_nothing_is_refused_within_half_of_the_job(mine: ModuleType) -> None:
+    vars(mine)["Still"] = Still
+    with pytest.raises(
+        ConfigurationError, match=r"did not change the parameters in 21 steps\. Return one that changes"
+    ):
+        trained(own(inner_optimizer={"factory": "mine:Still"}), 40)
+
+
+def test_a_check_of_an_optimizer_leaves_the_parameters_as_they_were(mine: ModuleType) -> None:
+    trainer = trainer_of(own(inner_optimizer={"factory": "torch.optim:NAdam"}), 0, 1)
+    before = trainer.snapshot(trainer.tensor_shapes()).arrays()
+    trainer.trace()
+    after = trainer.snapshot(trainer.tensor_shapes()).arrays()
+    assert all(np.array_equal(before[name], after[name]) for name in before)
