@@ -27,7 +27,7 @@ transformers = pytest.importorskip("transformers", reason="needs transformers: m
 torch_model: Any = import_module("learners.torch_model")
 
 PAGE = (DOCS / "guide" / "pytorch.md").read_text()
-MODULE, (JOB, OWN_MODULE, ADAPTERS, SEVERAL) = (
+MODULE, (JOB, OWN_MODULE, ADAPTERS, SEVERAL, SHARED) = (
     next(block.text for block in blocks(PAGE) if block.kind == "python"),
     [yaml.safe_load(block.text) for block in blocks(PAGE) if block.kind == "yaml"],
 )

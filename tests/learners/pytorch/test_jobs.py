@@ -21,10 +21,12 @@ from tests.learners.pytorch.small_models import (
     JOB,
     MODULE,
     OWN_MODULE,
+    SMALL,
     saved,
     torch,
     transformers,
 )
+from tests.learners.pytorch.test_shared import saved as decoder_of_kind
 from tests.ray.jobs import gone
 from tests.waiting import wait_until
 
@@ -153,3 +155,71 @@ def test_a_job_of_the_page_is_killed_and_resumed_and_its_export_loads(tmp_path: 
         exec(compile(MODULE, "pytorch.md", "exec"), vars(module))
         built = module.build({}, OWN_MODULE["trainer"]["settings"])
         built.load_state_dict(load_file(tmp_path / "out" / "model.safetensors"))
+
+
+@pytest.mark.soak("a live job with an island in JAX and one in PyTorch")
+def test_islands_in_jax_and_in_pytorch_train_one_decoder_and_each_returns_by_the_state_of_the_other(
+    tmp_path: Path,
+) -> None:
+    shell, folder = Shell(tmp_path), decoder_of_kind(tmp_path / "models" / "llama", "llama")
+    us, europe = JOB["islands"]
+    document = {name: value for name, value in JOB.items() if name != "trainer"} | {
+        "model": {"initial_weights": str(folder), "compute_dtype": "float32"},
+        "islands": [us, europe | {"framework": "torch"}],
+        "budget": {"steps": 100_000},
+    }
+    shell.atoll("up", "--runs", str(tmp_path / "runs"), "--data", str(tmp_path))
+    try:
+        job = shell.submit(document)
+
+        def trains(island: str, incarnation: int) -> bool:
+            shown = shell.job(job)
+            assert shown["state"] not in ("failed", "cancelled"), shown
+            (own,) = (each for each in shown["islands"] if each["island"] == island)
+            return (own["state"], own["incarnation"]) == ("training", incarnation)
+
+        for name in ("us-east", "europe"):
+            wait_until(lambda name=name: trains(name, 1), f"training of {name}", 2.0)
+        for name in ("europe", "us-east"):  # the other one gives its moments
+            before = merges_of(shell.job(job))
+            shell.atoll("kill", job, name)
+            wait_until(lambda name=name: trains(name, 2), f"the next life of {name}", 2.0)
+            wait_until(lambda before=before: merges_of(shell.job(job)) >= before + 4, "merges of both", 2.0)
+        shell.atoll("export", job, "--out", str(tmp_path / "out"), "--format", "huggingface")
+        shell.atoll("cancel", job)
+    finally:
+        shell.atoll("down")
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    before = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    tokens = torch.arange(24)[None]
+    with torch.no_grad():
+        assert not torch.allclose(loaded(tokens).logits, before(tokens).logits, atol=0.1)
+
+
+@pytest.mark.soak("two live jobs with two islands each")
+def test_adapters_send_at_most_a_hundredth_of_what_the_whole_model_sends(tmp_path: Path) -> None:
+    shell, folder = Shell(tmp_path), tmp_path / "models" / "wide"
+    config = transformers.GPT2Config(n_positions=64, n_embd=192, n_layer=3, n_head=4, **SMALL)
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    document = {
+        **JOB,
+        "trainer": {"kind": "torch", "model": str(folder)},
+        "synchroniser": {"fragments": 2, "interval_steps": 4},
+        "budget": {"steps": 24},
+    }
+    shell.atoll("up", "--runs", str(tmp_path / "runs"), "--data", str(tmp_path))
+    try:
+        sent = {}
+        for part in (None, {"lora": {"rank": 2, "alpha": 4, "targets": ["c_attn"]}}):
+            job = shell.submit(document | ({} if part is None else {"trainable": part}))
+            wait_until(lambda job=job: shell.job(job)["state"] == "completed", "the end of the job", 2.0)
+            lines = [island["line"] for island in shell.job(job)["islands"]]
+            payload_count = sum(line["up_payloads"] for line in lines)
+            assert payload_count > 2
+            up, down = sum(line["up_bytes"] for line in lines), sum(sum(line["down_bytes"].values()) for line in lines)
+            sent[part is None] = up / payload_count, down
+    finally:
+        shell.atoll("down")
+    for whole, adapters in zip(sent[True], sent[False], strict=True):
+        assert 0 < adapters <= 0.01 * whole, sent
+    print("bytes up in a payload, and bytes down:", sent)

@@ -16,7 +16,7 @@ from orchestrator.errors import ConfigurationError, DataError, InvalidJobSpec
 from orchestrator.models.huggingface.configuration import decoder_of
 from orchestrator.specification.config import parse_job
 from orchestrator.system.roots import EVERYTHING
-from tests.learners.pytorch.small_models import chat, torch, transformers
+from tests.learners.pytorch.small_models import SHARED, chat, torch, transformers
 
 SIZES = {
     "vocab_size": 260,
@@ -179,8 +179,11 @@ def test_models_that_only_look_alike_are_refused_before_a_step(tmp_path: Path) -
     assert findings(job.island_document(job.islands[0]))["problems"] == []
 
 
-def test_a_shared_decoder_is_checked_without_a_cluster(tmp_path: Path) -> None:
-    job = parse_job(document(saved(tmp_path / "llama", "llama")))
+def test_the_entries_of_the_page_share_a_decoder_and_are_checked_without_a_cluster(tmp_path: Path) -> None:
+    plain = [
+        {name: entry[name] for name in ("node_group", "framework") if name in entry} for entry in SHARED["islands"]
+    ]
+    job = parse_job(document(saved(tmp_path / "llama", "llama"), islands=plain))
     found = [findings(job.island_document(entry)) for entry in job.islands]
     assert found[0]["problems"] == found[1]["problems"] == []
     assert found[0]["model"] == found[1]["model"]
