@@ -32,8 +32,8 @@ from learners.island_spec import IslandSpec
 from learners.optimizer_settings import settings_of
 from orchestrator.errors import ConfigurationError, InvalidJobSpec, in_words
 from orchestrator.models import trainable
+from orchestrator.models.huggingface.weights import ADAPTER, CONFIG, folder_digest
 from orchestrator.models.huggingface.weights import FIELD as WEIGHTS
-from orchestrator.models.huggingface.weights import folder_digest
 from orchestrator.parameters.pieces import Role, Roles, role_by_name
 from orchestrator.specification.training_sections import (
     INSTALL_4_BIT,
@@ -207,6 +207,12 @@ def _of_folder(spec: IslandSpec, field: str, folder: str, settings: Mapping[str,
             "files to that path on every machine: what is trained only fits those weights."
         )
     transformers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.set_verbosity_error()  # its report of missing weights says what our error does
+    if (place / ADAPTER).is_file() and not (place / CONFIG).is_file():
+        raise ConfigurationError(
+            detail=f"{field} {folder} has adapters ({ADAPTER}) and no model. Merge them into their base, or name the base "
+            "and set trainable.lora to train new ones."
+        )
     try:
         return _loaded(transformers, place, field, folder, settings)
     except (OSError, ValueError, ImportError, RuntimeError, KeyError) as error:

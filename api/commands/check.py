@@ -245,6 +245,8 @@ def _facts(spec: JobSpec, result: Mapping[str, Any]) -> dict[str, Any]:
 
 def _model_name(spec: JobSpec) -> str:
     section = spec.model
+    if spec.trainer.model is not None:
+        return spec.trainer.model
     if section.decoder is not None or section.is_described_by_weights:
         return section.initial_weights or "decoder"
     return section.factory or section.preset

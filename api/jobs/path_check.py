@@ -59,6 +59,7 @@ FOLDER, FILES, CHECKPOINT = "checkpoints.folder", "data.files", "resume.checkpoi
 TORCH_MODEL = "trainer.model"
 CAUSAL_PARTS = ("CausalLM", "LMHead", "ForConditionalGeneration")
 """Parts of the names of architectures with a causal head. Which of them load, transformers knows, in the island."""
+ADAPTER = "adapter_config.json"
 PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 TEMPLATE = "data.template"
 TOKENIZER_FIELD, INDEX, WEIGHTS = "data.tokenizer", "data.index", "model.initial_weights"
@@ -304,6 +305,13 @@ def _torch_problems(trainer: TrainerSection, part: TrainableSection | None, root
     try:
         config = origin.taken(folder, roots).mapping(origin.CONFIG)
     except (AtollError, OSError) as error:
+        if _size(roots, f"{folder.rstrip('/')}/{ADAPTER}") is not None:
+            message, remedy = (
+                f"{folder} has adapters ({ADAPTER}) and no model.",
+                "Merge them into their base, or name that.",
+            )
+            yield Problem(TORCH_MODEL, message, remedy)
+            return
         remedy = "Name a folder that transformers can load, below a root (`atoll up --data`)."
         yield Problem(TORCH_MODEL, str(error), remedy)
         return

@@ -164,6 +164,10 @@ def test_a_torch_trainer_s_function_is_judged_and_its_folder_is_no_code() -> Non
     [
         ({"config.json": {"architectures": ["GPT2LMHeadModel"]}, "model.safetensors": {}}, ""),
         ({}, "has no readable config.json"),
+        (
+            {"adapter_config.json": {}, "adapter_model.safetensors": {}},
+            "has adapters (adapter_config.json) and no model",
+        ),
         ({"config.json": {"architectures": ["BertForSequenceClassification"]}}, "which has no causal head"),
         ({"config.json": {"quantization_config": {"bits": 4}}}, "is quantised, but parameters that train are merged"),
         ({"config.json": {}, "pytorch_model.bin": {}}, "has only pytorch_model.bin, and loading a pickle runs code"),
