@@ -31,6 +31,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from learners.factories import require_torch
 from orchestrator.actors import Rank, SavedPlace
 from orchestrator.channel.endpoint import Carried
 from orchestrator.checkpoints.manifest import File
@@ -41,8 +42,7 @@ from orchestrator.replica.replica import Action, AdoptVersion
 from orchestrator.system.logbook import Logbook
 
 if TYPE_CHECKING:
-    from learners.factories import require_torch
-from learners.island_spec import IslandSpec
+    from learners.island_spec import IslandSpec
 
 INITIALISED_S = 300
 """The time for the last process to arrive, which may import JAX on a busy machine.
