@@ -66,7 +66,7 @@ torch-test: $(STAMP)  ## train PyTorch models on CPU islands (installs torch, tr
 	@for folder in $(TORCH)/lib/python3*/site-packages; do \
 		echo "import site; site.addsitedir('$(abspath $(VENV))/lib/$$(basename $$(dirname $$folder))/site-packages')" \
 		>$$folder/atoll.pth; done
-	@ATOLL_SOAK=1 $(TORCH)/bin/python -m pytest -q -p no:xdist --timeout=1800 tests/learners/test_torch_trainer.py
+	@ATOLL_SOAK=1 $(TORCH)/bin/python -m pytest -q -p no:xdist --timeout=1800 tests/learners/pytorch
 	@ATOLL_SOAK=1 $(TORCH)/bin/python -m pytest -q -p no:xdist --timeout=3600 tests/ray/test_own_model_page.py
 
 TRACKERS := .cache/trackers

@@ -6,10 +6,10 @@ document, and so is a file of plain text. Everything depends only on the documen
 island and after every restart.
 
 The training split is cut into windows of ``sequence_length`` tokens. Window w belongs to shard w mod n for the whole job,
-and each shard is shuffled by the job's seed, differently in each epoch. When a job is resumed, ``resharding`` deals the rest
-to its islands. A stream counts sequences, so that islands may have different batch sizes: batch k of an island with batches
-of b is its sequences k·b up to (k + 1)·b. A sequence depends only on its number (grain's ``MapDataset`` has random access),
-so an island's position in its data is one integer, and returning to it costs nothing.
+and each shard is shuffled by the job's seed, differently in each epoch. When a job is resumed, ``island_spec`` deals the
+rest to its islands. A stream counts sequences, so that islands may have different batch sizes: batch k of an island with
+batches of b is its sequences k·b up to (k + 1)·b. A sequence depends only on its number (grain's ``MapDataset`` has random
+access), so an island's position in its data is one integer, and returning to it costs nothing.
 
 Nothing here knows of JAX's devices, of steps or of the life of islands.
 """
@@ -31,8 +31,7 @@ import numpy as np
 from learners.contract import Batch
 from learners.conversations import Conversations, batch_of, learned_tokens
 from learners.held_out import HeldOutBatch
-from learners.island_spec import IslandSpec
-from learners.resharding import Draw, first_count, origins
+from learners.island_spec import Draw, IslandSpec, first_count, origins
 from learners.streaming.documents import Continuation, Reader, Unreadable, chosen, parts
 from learners.tokenizer import Bytes, Tokenizer
 from orchestrator.errors import ConfigurationError

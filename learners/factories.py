@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from learners.island_spec import IslandSpec
 
 OWN = "learners."
+IN_TORCH = "learners.torch_trainer:create"
 NONE: Mapping[str, Any] = MappingProxyType({})
 SHOWN_MAX = 5
 """The most missing methods of a trainer that a message lists."""
@@ -88,7 +89,9 @@ def trainer_of(spec: IslandSpec, shard_index: int, shard_count: int) -> Trainer:
     Errors of a package's code are final, except system errors and lack of memory, after which another start may succeed.
     """
     section, document = spec.job.trainer, spec.document
-    path = section.factory
+    path = IN_TORCH if spec.shares_decoder else section.factory
+    if path == IN_TORCH:
+        require_torch(f"{spec.path}.framework" if spec.shares_decoder else "trainer.kind")
     make = imported("trainer", path)
     if path.startswith(OWN):  # settings of a torch trainer are for its model
         built: Trainer = make(document, shard_index, shard_count)
@@ -102,6 +105,17 @@ def trainer_of(spec: IslandSpec, shard_index: int, shard_count: int) -> Trainer:
             "Return a trainer with all methods of learners.contract.Trainer."
         )
     return built
+
+
+def require_torch(field: str) -> None:
+    """Raise ConfigurationError unless PyTorch, for which this field of the specification asks, can be imported here."""
+    try:
+        importlib.import_module("torch")
+    except (ImportError, OSError) as missing:  # OSError: a library that it needs
+        from orchestrator.specification.training_sections import INSTALL_TORCH  # which a specification has imported
+
+        detail = f"{field} is torch, but PyTorch cannot be imported here ({in_words(missing)}). {INSTALL_TORCH}"
+        raise ConfigurationError(detail=detail) from missing
 
 
 @contextmanager

@@ -456,7 +456,7 @@ class Island:
         """Return the trainer, the loop's plan, and how many devices of this host it uses."""
         device_count = None
         if rank is not None and not self._synthetic:
-            counts = link.join_devices(rank, in_torch=spec.job.trainer.kind == "torch")
+            counts = link.join_devices(rank, in_torch=spec.is_in_torch)
             link.require_promised(spec, counts)  # every process has the same counts and reaches the same result
             device_count = counts[rank.number]
         trainer = trainer_of(spec, shard_index, shard_count)

@@ -7,17 +7,28 @@ The document is parsed where it enters (``IslandSpec.of``); everything in this p
 user's own package keeps getting the plain document. It has the job's specification and, beside it, ``island`` (the island's
 own entry), ``legs`` (earlier resumptions of the job), ``roots`` (what may be read) and ``returns`` (whether the island had a
 process before).
+
+A resumed job deals the rest of its data to a different set of islands.
+A stream is the data of one island, by sequence. When a job is resumed, the rest of every stream is dealt to the new islands
+in blocks. A block is as many sequences as divide every old island's batch, so that each old island had drawn whole blocks.
+With m old and n new streams there are lcm(m, n) substreams: each old stream is split into lcm/m of them, and each new stream
+takes lcm/n, in turns. With cursors c, block k of new stream i is block
+
+   c[j] + ℓ mod s + s·⌊k / t⌋   of old stream j = ⌊ℓ / s⌋,   where ℓ = i·t + k mod t,   s = lcm/m,   t = lcm/n
+
+So every sequence after a cursor belongs to exactly one new stream, and none before a cursor to any, whatever the batches of
+the new islands are. The rule is applied once for each resumption. Pure arithmetic. Source: ours.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import lcm
 from typing import Any
 
 from pydantic import ValidationError
 
-from learners.resharding import Resumptions
 from orchestrator.errors import InvalidJobSpec
 from orchestrator.specification.config import UNKNOWN, JobSpec
 from orchestrator.specification.sections import IslandsSection
@@ -51,6 +62,10 @@ PEAK_FLOPS: Mapping[str, float] = {
 """Operations per second of one device in bfloat16, without sparsity, by the longest prefix of its kind as JAX and PyTorch
 name it. Sources: data sheets of NVIDIA and AMD, Google Cloud's pages of TPUs. An MI250X is two devices."""
 Document = Mapping[str, Any]
+Draw = Callable[[int], Any]
+"""Returns the batch with a given number: (sequences, sequence_length + 1) int32 tokens, or a ``learners.contract.Batch``."""
+Resumptions = Sequence[tuple[int, Sequence[int]]]
+"""For each resumption, first to last: the sequences of a block, and the cursors of all streams in blocks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +122,16 @@ class IslandSpec:
         return f"islands.{alike[0]}" if alike else "island"
 
     @property
+    def shares_decoder(self) -> bool:
+        """Return whether this island trains in PyTorch a decoder that other processes of the job have in JAX."""
+        return self.own is not None and self.own.framework == "torch" and self.job.trainer.is_built_in
+
+    @property
+    def is_in_torch(self) -> bool:
+        """Return whether this process trains in PyTorch."""
+        return self.job.trainer.kind == "torch" or self.shares_decoder
+
+    @property
     def batch_size(self) -> int:
         """Sequences of an inner step of this island."""
         return self.job.training.batch_size if self.own is None else self.job.batch_size_of(self.own)
@@ -135,3 +160,34 @@ class IslandSpec:
     def accelerator_count(self) -> int:
         """Devices that the specification promises each process; 0 where it promises none."""
         return 0 if self.own is None else self.own.accelerators // self.own.processes_per_host
+
+
+# ── resumptions ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def origins(
+    resumptions: Resumptions, batch_size: int, shard_index: int, shard_count: int, number: int
+) -> list[tuple[int, int]]:
+    """Return the original shard and number, as the job was first cut, of each sequence of this island's batch ``number``."""
+    return [
+        origin(resumptions, shard_index, shard_count, sequence)
+        for sequence in range(number * batch_size, (number + 1) * batch_size)
+    ]
+
+
+def origin(resumptions: Resumptions, stream: int, stream_count: int, number: int) -> tuple[int, int]:
+    """Return the original shard of sequence ``number`` of this stream, and its number there."""
+    for block, cursors in reversed(resumptions):
+        substreams = lcm(len(cursors), stream_count)
+        split, taken = substreams // len(cursors), substreams // stream_count
+        number, within = divmod(number, block)
+        substream = stream * taken + number % taken
+        before = substream // split
+        stream, stream_count = before, len(cursors)
+        number = (cursors[before] + substream % split + split * (number // taken)) * block + within
+    return stream, number
+
+
+def first_count(resumptions: Resumptions, stream_count: int) -> int:
+    """Return the number of shards that the data was cut into when the job began."""
+    return len(resumptions[0][1]) if resumptions else stream_count

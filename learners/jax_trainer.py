@@ -28,11 +28,10 @@ from jax.sharding import NamedSharding, PartitionSpec, use_abstract_mesh
 
 from learners import compilation_cache, inner_step, mesh, model, optimizer_settings, optimizers, shards
 from learners.contract import Arrays, Batch, HeldOutLoss, HeldPart, HostCopy, StepResult
-from learners.inner_step import DescentCheck
-from learners.island_spec import Document, IslandSpec
+from learners.island_spec import Document, Draw, IslandSpec
 from learners.models.model import pairs
+from learners.optimizer_settings import DescentCheck
 from learners.outbox import LOWEST_NICENESS, lower_priority
-from learners.resharding import Draw
 from learners.text import Text
 from orchestrator.core.vocabulary import Preference
 from orchestrator.errors import DataError
@@ -293,7 +292,7 @@ class JaxTrainer:
         self._state, values = None, dict(leaves)
         del leaves
         for path in values:
-            values[path] = shards.put_in_place_of(values[path], np.asarray(state[_state_name(path)]))
+            values[path] = shards.put_in_place_of(values[path], np.asarray(state[state_name(path)]))
         self._state = jax.tree_util.tree_unflatten(tree, values.values())
 
     def cursor(self) -> int:
@@ -574,11 +573,11 @@ class JaxTrainer:
         leaves = jax.tree_util.tree_leaves_with_path(self._state)
         named = {PARAMETERS + name: (array, name) for name, array in self._parameters.items()}
         return named | {
-            _state_name(path): (leaf, mesh.tensor_of(path, leaf.shape, self._shapes)) for path, leaf in leaves
+            state_name(path): (leaf, mesh.tensor_of(path, leaf.shape, self._shapes)) for path, leaf in leaves
         }
 
 
-def _state_name(path: Any) -> str:
+def state_name(path: Any) -> str:
     return OPTIMIZER + jax.tree_util.keystr(path)
 
 

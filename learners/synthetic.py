@@ -15,10 +15,9 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 
-from learners import resharding
 from learners.contract import Arrays, HeldOutLoss, HeldPart, HostCopy, StepResult
 from learners.held_out import measure
-from learners.island_spec import Document, IslandSpec
+from learners.island_spec import Document, IslandSpec, origin
 from orchestrator.errors import DataError
 from orchestrator.parameters.pieces import BY_NAME, Roles, joined, piece_named, taken
 
@@ -71,7 +70,7 @@ class SyntheticTrainer:
 
     def step(self, schedule_step: int) -> StepResult:
         first = self._cursor * self._batch_size
-        shard, sequence = resharding.origin(self._resumptions, self._shard_index, self._shard_count, first)
+        shard, sequence = origin(self._resumptions, self._shard_index, self._shard_count, first)
         batch = sequence // self._batch_size
         generator = np.random.default_rng([self._seed, shard, batch])
         names = sorted(self._shapes)

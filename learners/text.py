@@ -19,8 +19,7 @@ from learners.contract import Batch, HeldOutLoss, stacked
 from learners.conversations import batch_of, segmented
 from learners.factories import guarded, imported
 from learners.held_out import HeldOutBatch, measure_by_source
-from learners.island_spec import Document, IslandSpec
-from learners.resharding import Draw, first_count
+from learners.island_spec import Document, Draw, IslandSpec, first_count
 from learners.streaming.documents import Unreadable
 from learners.streaming.order import key, shuffled
 from learners.streaming.streamed import Streamed

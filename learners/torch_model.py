@@ -1,4 +1,4 @@
-"""The module that a torch trainer trains: built as the specification says, and refused if it cannot be one.
+"""The module that a torch trainer trains, and its optimizers: built as the specification says, or refused.
 
 ``trainer.model`` is a folder that ``transformers`` reads, or a function that returns a ``torch.nn.Module``:
 
@@ -9,51 +9,45 @@ library then masks the attention between documents. Another module gets ``positi
 
 With ``trainable`` the module's other parameters are frozen, and PEFT adds adapters to its linear layers.
 
-Importing this module raises ConfigurationError where PyTorch is not installed. It knows nothing of steps or devices.
+The optimizer follows ``training.inner_optimizer``. AdamW and Muon are torch's, which agree with optax's up to rounding.
+A factory names a class of optimizers, such as ``torch.optim:NAdam``, or a function.
+
+This module knows nothing of steps or devices.
 """
 
 from __future__ import annotations
 
-import os
-import socket
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping
 from inspect import signature
 from pathlib import Path
-from socket import AF_INET, AF_INET6
 from typing import Any
 
-from learners.contract import Batch, HeldPart
-from learners.factories import called, guarded
+import torch
+from torch import nn
+
+from learners.contract import Batch
+from learners.factories import called, guarded, imported
 from learners.island_spec import IslandSpec
-from orchestrator.errors import ConfigurationError, InfrastructureError, InvalidJobSpec, in_words
+from learners.optimizer_settings import settings_of
+from orchestrator.errors import ConfigurationError, InvalidJobSpec, in_words
 from orchestrator.models import trainable
-from orchestrator.models.huggingface.weights import folder_digest
-from orchestrator.parameters.pieces import Piece, Role, role_by_name
+from orchestrator.models.huggingface.weights import ADAPTER, CONFIG, folder_digest
+from orchestrator.models.huggingface.weights import FIELD as WEIGHTS
+from orchestrator.parameters.pieces import Role, Roles, role_by_name
 from orchestrator.specification.training_sections import (
     INSTALL_4_BIT,
     INSTALL_TORCH,
+    InnerOptimizerSection,
     LoraSection,
     TrainableSection,
     is_function,
 )
 
-try:
-    import torch
-    from torch import nn
-    from torch.distributed.fsdp import fully_shard
-    from torch.distributed.tensor import DTensor
-except ImportError as missing:
-    raise ConfigurationError(
-        detail=f"trainer.kind is torch, but PyTorch cannot be imported here ({missing}). {INSTALL_TORCH}"
-    ) from missing
-
 MODEL = "trainer.model"
-JOINED_S = 300
-"""The time for the last process of an island to arrive."""
-SILENCE_S = 7 * 86_400
-"""How long a process may be stopped: ``learners.group`` notices deaths, and ends the others."""
+FACTORY = "training.inner_optimizer.factory"
+NOT_GIVEN = ("beta1", "beta2", "momentum", "weight_decay")
+"""Settings of ``training.inner_optimizer`` that a class of optimizers does not get."""
 CAUSAL_TOLERANCE = 1e-3
 """Of the largest logit: how much a later token may change an earlier position's logits, by rounding."""
 
@@ -77,8 +71,10 @@ def module_of(spec: IslandSpec) -> nn.Module:
 
 def _whole(spec: IslandSpec) -> nn.Module:
     name, settings = spec.job.trainer.model or "", spec.job.trainer.settings
+    if spec.shares_decoder:
+        return _of_folder(spec, WEIGHTS, spec.job.model.initial_weights or "", {})
     if not is_function(name):
-        return _of_folder(spec, name, settings)
+        return _of_folder(spec, MODEL, name, settings)
     module = called(MODEL, name, spec.document, settings=settings, settings_field="trainer.settings")
     if not isinstance(module, nn.Module):
         raise ConfigurationError(
@@ -192,35 +188,41 @@ def hold_frozen_in(module: nn.Module, dtype: torch.dtype) -> None:
             each.to(dtype)
 
 
-def _of_folder(spec: IslandSpec, folder: str, settings: Mapping[str, Any]) -> nn.Module:
+def _of_folder(spec: IslandSpec, field: str, folder: str, settings: Mapping[str, Any]) -> nn.Module:
     try:
         import transformers
     except ImportError as missing:
         raise ConfigurationError(
-            detail=f"{MODEL} is the folder {folder}, but transformers cannot be imported here ({missing}). "
+            detail=f"{field} is the folder {folder}, but transformers cannot be imported here ({missing}). "
             f"{INSTALL_TORCH}"
         ) from missing
     place = spec.roots.data_file(folder).real()
     if not place.is_dir():
-        raise ConfigurationError(detail=f"{MODEL} {folder} is no folder. Copy the model to this path on every node.")
+        raise ConfigurationError(detail=f"{field} {folder} is no folder. Copy the model to this path on every node.")
     for file in place.iterdir():
         spec.roots.data_file(f"{folder.rstrip('/')}/{file.name}").real()
     if (digest := spec.job.model.weights_digest) is not None and (here := folder_digest(folder, spec.roots)) != digest:
         raise ConfigurationError(
-            detail=f"{MODEL} {folder} has the digest {here} here, but {digest} where the job was submitted. Copy the same "
+            detail=f"{field} {folder} has the digest {here} here, but {digest} where the job was submitted. Copy the same "
             "files to that path on every machine: what is trained only fits those weights."
         )
     transformers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.set_verbosity_error()  # its report of missing weights says what our error does
+    if (place / ADAPTER).is_file() and not (place / CONFIG).is_file():
+        raise ConfigurationError(
+            detail=f"{field} {folder} has adapters ({ADAPTER}) and no model. Merge them into their base, or name the base "
+            "and set trainable.lora to train new ones."
+        )
     try:
-        return _loaded(transformers, place, folder, settings)
+        return _loaded(transformers, place, field, folder, settings)
     except (OSError, ValueError, ImportError, RuntimeError, KeyError) as error:
         raise ConfigurationError(
-            detail=f"{MODEL} {folder} cannot be loaded by transformers {transformers.__version__} ({in_words(error)}). "
+            detail=f"{field} {folder} cannot be loaded by transformers {transformers.__version__} ({in_words(error)}). "
             "Correct the folder, or trainer.settings."
         ) from error
 
 
-def _loaded(transformers: Any, place: Path, folder: str, settings: Mapping[str, Any]) -> nn.Module:
+def _loaded(transformers: Any, place: Path, field: str, folder: str, settings: Mapping[str, Any]) -> nn.Module:
     config, unknown = transformers.AutoConfig.from_pretrained(
         place, return_unused_kwargs=True, local_files_only=True, trust_remote_code=False, **settings
     )
@@ -231,7 +233,7 @@ def _loaded(transformers: Any, place: Path, folder: str, settings: Mapping[str, 
         )
     if type(config) not in transformers.AutoModelForCausalLM._model_mapping:
         raise ConfigurationError(
-            detail=f"{MODEL} {folder} is a model of type {config.model_type}, of which transformers has no causal "
+            detail=f"{field} {folder} is a model of type {config.model_type}, of which transformers has no causal "
             "language model. Use one that AutoModelForCausalLM loads."
         )
     config.use_cache = False
@@ -243,7 +245,7 @@ def _loaded(transformers: Any, place: Path, folder: str, settings: Mapping[str, 
     )
     if missing := sorted(loading["missing_keys"]):
         raise ConfigurationError(
-            detail=f"{MODEL} {folder} has no weights for {', '.join(missing[:3])}{' …' * (len(missing) > 3)}, as a "
+            detail=f"{field} {folder} has no weights for {', '.join(missing[:3])}{' …' * (len(missing) > 3)}, as a "
             "model without a causal head. Save it with AutoModelForCausalLM."
         )
     return module
@@ -390,118 +392,83 @@ def checkpoint_activations(module: nn.Module, name: str) -> None:
     enable(gradient_checkpointing_kwargs={"use_reentrant": False})
 
 
-# ── one of several processes ──────────────────────────────────────────────────────────────────────────────────────────
+# ── the optimizer ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def join_processes(host: str, port: int, rank: int, size: int) -> tuple[int, ...]:
-    """Make this process one of ``size`` that train one module together. Rank 0 listens on ``host``.
+def optimizers_of(
+    section: InnerOptimizerSection, parameters: Mapping[str, nn.Parameter], roles: Roles
+) -> list[torch.optim.Optimizer]:
+    """Return the optimizers that together move all parameters: two for Muon, otherwise one."""
+    settings = settings_of({name: each.ndim for name, each in parameters.items()}, section, roles)
 
-    Returns how many devices each has, by rank. If one lacks its GPU, none of them waits for it: they stay alone.
-    """
-    from datetime import timedelta
+    def groups(names: Iterable[str], *, decays: bool = True) -> list[dict[str, Any]]:
+        by_setting: dict[tuple[float, float], list[nn.Parameter]] = {}
+        for name in names:
+            own = settings[name]
+            by_setting.setdefault((own.lr_ratio, own.weight_decay if decays else 0.0), []).append(parameters[name])
+        return [
+            {"params": members, "lr": section.lr * ratio} | ({"weight_decay": decay} if decays else {})
+            for (ratio, decay), members in by_setting.items()
+        ]
 
-    listening = socket.create_server((host, port), family=AF_INET6 if ":" in host else AF_INET) if rank == 0 else None
-    store = torch.distributed.TCPStore(
-        host,
-        port,
-        size,
-        is_master=listening is not None,
-        wait_for_workers=False,
-        timeout=timedelta(seconds=JOINED_S),
-        master_listen_fd=None if listening is None else listening.detach(),
-    )
-    is_on_cpu = os.environ.get("JAX_PLATFORMS") == "cpu"  # as the island's entry says
-    store.set(f"devices/{rank}", str(int(is_on_cpu or device_type() == "cuda")))
-    counts = tuple(int(store.get(f"devices/{number}")) for number in range(size))
-    if all(counts):
-        backend, silence = "gloo" if is_on_cpu else "nccl", timedelta(seconds=SILENCE_S)
-        torch.distributed.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=silence)
-    return counts
+    def adamw(names: Iterable[str]) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(groups(names), lr=section.lr, betas=(section.beta1, section.beta2))
 
-
-def device_type() -> str:
-    return "cpu" if os.environ.get("JAX_PLATFORMS") == "cpu" or not torch.cuda.is_available() else "cuda"
-
-
-def process_of_island() -> tuple[int, int]:
-    """Return the rank of this process, and the number of processes of its island."""
-    if not torch.distributed.is_initialized():
-        return 0, 1
-    return torch.distributed.get_rank(), torch.distributed.get_world_size()
-
-
-@contextmanager
-def with_others() -> Iterator[None]:
-    """Raise InfrastructureError where a call fails because another process of the island is gone.
-
-    Otherwise such an error would count as one of the model, which another start would not repair. Gloo raises a plain
-    RuntimeError that names its own file.
-    """
-    try:
-        yield
-    except RuntimeError as error:
-        if isinstance(error, torch.distributed.DistError) or "gloo" in str(error):
-            detail = f"another process of the island cannot be reached: {in_words(error)}."
-            raise InfrastructureError(detail=detail) from error
-        raise
+    if section.factory is not None:
+        return [_of_factory(section.factory, section, parameters, groups(parameters, decays=False))]
+    if section.kind == "adamw":
+        return [adamw(parameters)]
+    if section.kind != "muon":
+        raise ConfigurationError(
+            detail=f"training.inner_optimizer.kind is {section.kind}, which a torch trainer does not have. Use adamw "
+            "or muon, or a factory such as torch.optim:Adafactor."
+        )
+    matrices = [name for name, own in settings.items() if own.use == "matrix" and parameters[name].ndim == 2]
+    others = [name for name in parameters if name not in set(matrices)]
+    muon = [
+        torch.optim.Muon(groups(matrices), lr=section.lr, momentum=section.momentum, adjust_lr_fn="match_rms_adamw")
+    ]
+    return [*(muon if matrices else []), *([adamw(others)] if others else [])]
 
 
-def sharded(module: nn.Module) -> None:
-    """Split the module's parameters over the island's processes by their rows, in FSDP2's way.
-
-    A block is gathered at a time. Each goes to the process's device only when it is split, because all of the model may
-    not fit there.
-    """
-    mesh = torch.distributed.init_device_mesh(device_type(), (process_of_island()[1],))
-    split = guarded(f"splitting of the model of {MODEL}", with_others()(fully_shard))
-    for block in blocks_of(module):
-        split(block, mesh=mesh)
-    split(module, mesh=mesh)
-
-
-def blocks_of(module: nn.Module) -> Iterator[nn.Module]:
-    """Yield the members with parameters of the module's outermost lists.
-
-    Those of inner lists, such as experts, may not all run in a step, and processes that gather different ones would wait
-    for each other.
-    """
-    for child in module.children():
-        if isinstance(child, nn.ModuleList):
-            yield from (each for each in child if any(True for _ in each.parameters()))
-        else:
-            yield from blocks_of(child)
-
-
-def local(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the rows of a tensor that this process holds, in the tensor's own memory."""
-    own: torch.Tensor = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-    return own
-
-
-def rows_of(tensor: torch.Tensor, piece: Piece) -> tuple[int, int]:
-    """Return the first and the last row, counted in the piece, that this process holds of it; equal if it holds none."""
-    count = tensor.shape[0] if tensor.ndim else 1
-    rank, size = process_of_island() if isinstance(tensor, DTensor) else (0, 1)
-    length = -(-count // size)  # as torch.chunk cuts
-    first, last = min(count, rank * length), min(count, (rank + 1) * length)
-    if piece.bounds is not None and piece.bounds[0] == 0:
-        first, last = (min(max(row, piece.bounds[1]), piece.bounds[2]) - piece.bounds[1] for row in (first, last))
-    return first, last
+def _of_factory(
+    path: str, section: InnerOptimizerSection, parameters: Mapping[str, nn.Parameter], groups: list[dict[str, Any]]
+) -> torch.optim.Optimizer:
+    factory = imported(FACTORY, path)
+    if isinstance(factory, type) and issubclass(factory, torch.optim.Optimizer):
+        fields = InnerOptimizerSection.model_fields
+        if unread := [name for name in NOT_GIVEN if getattr(section, name) != fields[name].default]:
+            raise ConfigurationError(
+                detail=f"training.inner_optimizer.{unread[0]} is {getattr(section, unread[0]):g}, but {path} gets only "
+                "lr and settings. Write its own arguments into training.inner_optimizer.settings."
+            )
+        options = {name: tuple(each) if isinstance(each, list) else each for name, each in section.settings.items()}
+        built = guarded(f"{FACTORY} {path!r}", factory)(groups, lr=section.lr, **options)
+    else:
+        if section.groups:
+            raise ConfigurationError(
+                detail=f"training.inner_optimizer.groups is set, but {path!r} groups its parameters itself. Remove the "
+                "groups."
+            )
+        document = section.model_dump(mode="json")
+        built = called(FACTORY, path, list(parameters.items()), document, settings=section.settings)
+    if not isinstance(built, torch.optim.Optimizer):
+        raise ConfigurationError(
+            detail=f"{FACTORY} {path!r} returned {type(built).__name__}; for a torch trainer it must return a "
+            "torch.optim.Optimizer of the named parameters that it gets."
+        )
+    own = {id(each) for each in parameters.values()}
+    if foreign := sum(id(each) not in own for each in members(built)):
+        raise ConfigurationError(
+            detail=f"{FACTORY} {path!r} returned an optimizer of {foreign} other parameters. Use those that it gets."
+        )
+    return built
 
 
-def held_of(tensor: torch.Tensor, piece: Piece) -> HeldPart:
-    """Return the part of the piece that this process holds."""
-    shape = piece.shape(tuple(tensor.shape))
-    if not shape:
-        return HeldPart((), tuple(range(process_of_island()[1])), shape)
-    return HeldPart((rows_of(tensor, piece), *((0, size) for size in shape[1:])), (process_of_island()[0],), shape)
+def members(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
+    return [each for group in optimizer.param_groups for each in group["params"]]
 
 
-def local_part(tensor: torch.Tensor, piece: Piece) -> torch.Tensor:
-    """Return what this process holds of the piece, in the tensor's own memory."""
-    own = local(tensor)
-    if piece.bounds is None or piece.bounds[0] != 0 or not isinstance(tensor, DTensor):
-        return own[piece.index]
-    start = piece.bounds[1] - rows_of(tensor, Piece(piece.tensor))[0]
-    first, last = rows_of(tensor, piece)
-    return own[start + first : start + last]
+def numbers_of(group: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the numbers of a parameter group, except for its learning rate, which the schedule sets."""
+    return {key: each for key, each in group.items() if isinstance(each, bool | int | float) and key != "lr"}

@@ -7,12 +7,13 @@ Parameters that require a gradient are the job's tensors, by the module's own na
 buffers do not travel, so every process must create them alike: from the folder, or from the specification and its seed.
 Computation in bfloat16 is ``torch.autocast``'s.
 
-The optimizer follows ``training.inner_optimizer``. AdamW and Muon are torch's, which agree with optax's up to rounding.
-A factory names a class of optimizers, such as ``torch.optim:NAdam``, or a function. The schedule multiplies the
-learning rate that each parameter group was created with.
+The schedule multiplies the learning rate that each parameter group was created with.
 
 An exported state has the parameters and what the optimizer keeps for each: tensors, and numbers such as a count of
 steps. The optimizer creates these at its first step, so a state may be without them.
+
+An island whose entry has ``framework: torch``, in a job that trains a decoder in JAX, has the tensors and the state of
+JAX (``torch_layout.DecoderLayout``).
 """
 
 from __future__ import annotations
@@ -33,46 +34,47 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from learners.contract import Arrays, Batch, HeldOutLoss, HeldPart, HostCopy, StepResult
-from learners.factories import called, guarded, imported
-from learners.island_spec import Document, IslandSpec
-from learners.optimizer_settings import learning_rate, settings_of
-from learners.resharding import Draw
+from learners.factories import guarded
+from learners.island_spec import Document, Draw, IslandSpec
+from learners.optimizer_settings import OF_TORCH, ROUNDING, DescentCheck, learning_rate
 from learners.text import Text
+from learners.torch_layout import (
+    DecoderLayout,
+    device_type,
+    held_of,
+    local,
+    local_part,
+    process_of_island,
+    rows_of,
+    sharded,
+    with_others,
+)
 from learners.torch_model import (
     MODEL,
     auxiliary_of,
     checkpoint_activations,
-    device_type,
     documents_of,
-    held_of,
     hold_frozen_in,
-    local,
-    local_part,
     logits_of,
     losses_of,
+    members,
     module_of,
-    process_of_island,
+    numbers_of,
+    optimizers_of,
     require_causal,
     require_documents,
     roles_of,
-    rows_of,
-    sharded,
     trained_parameters,
     weighted_mean,
-    with_others,
 )
 from orchestrator.errors import ConfigurationError, DataError
 from orchestrator.parameters.pieces import Piece, Roles, joined, piece_named, taken
-from orchestrator.specification.training_sections import InnerOptimizerSection
 
 PARAMETERS, OPTIMIZER, OF_GROUP = "parameters/", "optimizer/", "optimizer-group/"
 """Prefixes of the names in an exported state."""
-FACTORY = "training.inner_optimizer.factory"
 EVALUATION_BATCH_MAX = 32
 FAULTS = (torch.OutOfMemoryError, torch.AcceleratorError)
 """Errors of a device or its memory, after which another start may succeed."""
-NOT_GIVEN = ("beta1", "beta2", "momentum", "weight_decay")
-"""Settings of ``training.inner_optimizer`` that a class of optimizers does not get."""
 
 
 def create(spec: Document, shard_index: int, shard_count: int) -> TorchTrainer:
@@ -89,9 +91,10 @@ class TorchTrainer:
     def __init__(self, spec: IslandSpec, shard_index: int, shard_count: int) -> None:
         self._spec, self._shard_index, self._shard_count = spec, shard_index, shard_count
         self._inner, self._model = spec.job.training.inner_optimizer, spec.job.model
+        self._name = spec.job.trainer.model or spec.job.model.initial_weights
         self._module, self._trained = module_of(spec), False
-        self._parameters = trained_parameters(self._module)
-        self._roles = roles_of(self._module, self._parameters)
+        self._layout, self._parameters = self._laid_out(self._module)
+        self._roles = roles_of(self._module, self._parameters) if self._layout is None else self._layout.roles()
         self._text = Text(spec, require_causal(self._module))
         if spec.job.data.has_segments:
             require_documents(self._module, spec.job.data.segmented_by)
@@ -105,8 +108,10 @@ class TorchTrainer:
         self._first_rates: list[list[float]] = []
         self._group_numbers: list[dict[str, Any]] = []
         self._prepared = False
+        factory = self._inner.factory
+        self._descent = DescentCheck(factory, spec.job.horizon_steps, OF_TORCH) if factory is not None else None
         self._checked_module: Callable[[torch.Tensor], Any] = guarded(
-            f"the model of {MODEL} {spec.job.trainer.model!r}", with_others()(self._module), FAULTS
+            f"the model of {MODEL} {self._name!r}", with_others()(self._module), FAULTS
         )
         self._cursor = 0
         self._draw: Draw | None = None
@@ -122,7 +127,7 @@ class TorchTrainer:
         return self._roles
 
     def initial_parameters(self, pieces: Iterable[str] | None = None) -> Arrays:
-        parameters = trained_parameters(module_of(self._spec)) if self._trained else self._parameters
+        parameters = self._laid_out(module_of(self._spec))[1] if self._trained else self._parameters
         names = parameters if pieces is None else pieces
         return {name: _on_host(tensor) for name, tensor in taken(parameters, names).items()}
 
@@ -130,6 +135,8 @@ class TorchTrainer:
     def warm_up(self) -> None:
         """Compute one gradient of zeros, which loads libraries and shows what the model cannot do; read the first text."""
         self._allocate()
+        if self._layout is not None:
+            self._layout.require_parity(self._loss_in_float32)
         batch = self._batch()
         before = {name: buffer.clone() for name, buffer in self._persistent_buffers()}
         float(self._backward(Batch.of(batch).mapped(np.zeros_like)))  # an error of the device appears here
@@ -137,19 +144,27 @@ class TorchTrainer:
         for name, buffer in self._persistent_buffers():
             if not torch.equal(buffer, before[name]):
                 raise ConfigurationError(
-                    detail=f"{MODEL} {self._spec.job.trainer.model!r} has the buffer {name}, which training changes: "
+                    detail=f"{MODEL} {self._name!r} has the buffer {name}, which training changes: "
                     "islands merge only parameters. Use layers without running statistics, such as LayerNorm."
                 )
 
     def trace(self) -> None:
-        """Compute a gradient of one sequence, which shows what the model cannot do. Nothing is trained."""
+        """Compute a gradient of one sequence, and an update of a factory's optimizer, to show what the job cannot do.
+
+        The parameters stay as they are.
+        """
         self._prepare_module()
+        if self._layout is not None:
+            self._layout.require_parity(self._loss_in_float32)
         tokens = np.zeros((1, self._spec.job.data.sequence_length + 1), np.int32)
         documents = (np.ones_like(tokens), np.arange(tokens.size, dtype=np.int32)[None])
         has_segments = self._spec.job.data.has_segments
         self._backward(Batch(tokens, np.ones(tokens.shape, np.float32), *documents) if has_segments else tokens, 1)
+        if self._inner.factory is None:
+            optimizers_of(self._inner, self._parameters, self._roles)
+        else:
+            self._try_update()
         self._forget_gradients()
-        optimizers_of(self._inner, self._parameters, self._roles)
 
     @with_others()
     def step(self, schedule_step: int, lr_ratio: float = 1.0) -> StepResult:
@@ -165,10 +180,7 @@ class TorchTrainer:
         loss = self._backward(batch)
         gradient_norm = self._clip()
         figures = torch.stack([loss, gradient_norm.to(loss)]).tolist()  # at once: the device is awaited here only
-        for optimizer in self._optimizers:
-            guarded(
-                f"step of the optimizer {self._inner.factory or self._inner.kind!r}", optimizer.step, (RuntimeError,)
-            )()
+        self._update()
         self._forget_gradients()
         if not self._trained:
             self._trained = True
@@ -215,7 +227,10 @@ class TorchTrainer:
     def snapshot(self, pieces: Iterable[str]) -> DeviceCopy:
         named = [piece_named(name) for name in pieces]
         with torch.no_grad():
-            return DeviceCopy({each.name: local_part(self._parameters[each.tensor], each).clone() for each in named})
+            return DeviceCopy({each.name: self._copied(each) for each in named})
+
+    def _copied(self, piece: Piece) -> torch.Tensor:
+        return local_part(self._parameters[piece.tensor], piece).clone(memory_format=torch.contiguous_format)
 
     def load(self, arrays: Mapping[str, np.ndarray]) -> None:
         self._change(arrays, lambda own, array: own.copy_(array))
@@ -248,7 +263,9 @@ class TorchTrainer:
         """Load a peer's state. Raises DataError, and changes nothing, if it belongs to another model or optimizer."""
         self._allocate()
         self._trained = True
-        state = joined(state)
+        if self._descent is not None:
+            self._descent.state_was_imported()
+        state = joined(state) if self._layout is None else self._in_torch(joined(state))
         parameters = {
             name.removeprefix(PARAMETERS): array for name, array in state.items() if name.startswith(PARAMETERS)
         }
@@ -266,7 +283,7 @@ class TorchTrainer:
         for name, array in parameters.items():
             self._fitting(name, array)
         self.load(parameters)
-        owner = {id(each): optimizer for optimizer in self._optimizers for each in _members(optimizer)}
+        owner = {id(each): optimizer for optimizer in self._optimizers for each in members(optimizer)}
         for optimizer in self._optimizers:
             optimizer.state.clear()
         for key, name in moments:
@@ -298,16 +315,13 @@ class TorchTrainer:
         tensors = {name: _tensor(array).to(self._device) for name, array in joined(arrays).items()}
         if missing := sorted(self._parameters.keys() - tensors.keys()):
             raise DataError(detail=f"{', '.join(missing[:3])} are missing, so the model cannot be measured.")
+        if self._layout is not None:
+            tensors = self._layout.in_module(tensors)
         self._module.eval()
 
         def loss_of(tokens: np.ndarray | Batch) -> float:
-            with torch.no_grad():
-                batch = self._on_device(tokens)
-                inputs = batch.inputs
-                named = documents_of(self._module, inputs)
-                with self._computing():
-                    result = torch.func.functional_call(self._module, tensors, (inputs.tokens,), named)
-                return float(weighted_mean(losses_of(logits_of(result), batch.targets), batch.target_weights))
+            with self._computing():
+                return self._loss_with(tensors, tokens)
 
         return self._text.measure(loss_of, min(EVALUATION_BATCH_MAX, self._spec.batch_size), limit_s)
 
@@ -316,6 +330,46 @@ class TorchTrainer:
 
     # ── helpers ───────────────────────────────────────────────────────────────────────────────────────────────────
 
+    def _laid_out(self, module: nn.Module) -> tuple[DecoderLayout | None, Mapping[str, nn.Parameter]]:
+        """Return the module's trained parameters: its own, or as the tensors of a decoder that others train in JAX."""
+        own = trained_parameters(module)
+        layout = DecoderLayout(module, own, self._spec) if self._spec.shares_decoder else None
+        return layout, own if layout is None else layout.parameters
+
+    def _loss_with(self, tensors: Mapping[str, torch.Tensor], tokens: np.ndarray | Batch) -> float:
+        """Return the loss of a batch with these tensors in the place of the module's."""
+        with torch.no_grad():
+            batch = self._on_device(tokens)
+            named = documents_of(self._module, batch.inputs)
+            result = torch.func.functional_call(self._module, dict(tensors), (batch.inputs.tokens,), named)
+            return float(weighted_mean(losses_of(logits_of(result), batch.targets), batch.target_weights))
+
+    def _loss_in_float32(self, batch: Batch, tensors: Mapping[str, torch.Tensor]) -> float:
+        self._module.train()
+        return self._loss_with({name: each.to(self._device) for name, each in tensors.items()}, batch)
+
+    def _update(self) -> None:
+        """Move the parameters by their gradients. Raises ConfigurationError if a factory's optimizer ascends."""
+        measured = self._descent if self._descent is not None and not self._descent.is_decided else None
+        own = self._parameters.values() if measured is not None else ()
+        before = [(each, each.detach().clone(), each.grad.clone()) for each in own if each.grad is not None]
+        for optimizer in self._optimizers:
+            guarded(
+                f"step of the optimizer {self._inner.factory or self._inner.kind!r}", optimizer.step, (RuntimeError,)
+            )()
+        if measured is not None:
+            measured.judge(_slope(before))
+
+    def _try_update(self) -> None:
+        """Move the parameters once, look at the state that the optimizer then has, and put them back."""
+        before = {name: each.detach().clone() for name, each in self._parameters.items()}
+        self._allocate()
+        self._update()
+        self._named_state()
+        with torch.no_grad():
+            for name, each in self._parameters.items():
+                each.copy_(before[name])
+
     def _prepare_module(self) -> None:
         if self._prepared or self._size > 1:
             return
@@ -323,16 +377,20 @@ class TorchTrainer:
         if self._model.compute_dtype == "bfloat16" and self._spec.job.trainable is not None:
             hold_frozen_in(self._module, torch.bfloat16)
         self._module.to(self._device)  # parameters stay the same objects
+        if self._layout is not None and self._device.type != "cpu":
+            self._layout.bind()
 
     def _allocate(self) -> None:
         if self._optimizers:
             return
         self._prepare_module()
         if self._model.remat == "full":
-            checkpoint_activations(self._module, str(self._spec.job.trainer.model))
+            checkpoint_activations(self._module, str(self._name))
         self._optimizers = optimizers_of(self._inner, self._parameters, self._roles)
-        if self._size > 1:
-            # each process must know what it holds of a state before its first step: AdamW's begins at zero
+        if self._layout is not None:
+            self._layout.bind_gradients()
+        if self._size > 1 or self._layout is not None:
+            # what a state has must be known before the first step: AdamW's begins at zero
             for parameter in self._parameters.values():
                 zeros = (torch.zeros_like(parameter.detach()) for _ in range(2))
                 self._optimizers[0].state[parameter] = dict(
@@ -340,7 +398,7 @@ class TorchTrainer:
                 )
         groups = [optimizer.param_groups for optimizer in self._optimizers]
         self._first_rates = [[float(group["lr"]) for group in each] for each in groups]
-        self._group_numbers = [_numbers_of(group) for each in groups for group in each]
+        self._group_numbers = [numbers_of(group) for each in groups for group in each]
 
     def _backward(self, tokens: np.ndarray | Batch, accumulation: int | None = None) -> torch.Tensor:
         """Add the gradient of the batch's objective to the parameters' gradients.
@@ -374,7 +432,10 @@ class TorchTrainer:
         return total / self._size
 
     def _forget_gradients(self) -> None:
-        self._module.zero_grad(set_to_none=True)
+        if self._layout is not None and self._optimizers:
+            self._layout.forget_gradients()
+        else:
+            self._module.zero_grad(set_to_none=True)
 
     def _computing(self) -> Any:
         return torch.autocast(self._device.type, torch.bfloat16, enabled=self._model.compute_dtype == "bfloat16")
@@ -451,10 +512,39 @@ class TorchTrainer:
                     named[f"{OPTIMIZER}{key}/{name}"] = (value, name if has_shape else None)
         groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]
         for index, (group, first) in enumerate(zip(groups, self._group_numbers, strict=True)):
-            for key, value in _numbers_of(group).items():
+            for key, value in numbers_of(group).items():
                 if value != first.get(key):
                     named[f"{OF_GROUP}{index}/{key}"] = (value, None)
-        return named
+        return named if self._layout is None else self._in_jax(named)
+
+    def _in_jax(self, named: Mapping[str, tuple[Any, str | None]]) -> dict[str, tuple[Any, str | None]]:
+        """Return a state of AdamW by the names of JAX, in which a count is one for all tensors."""
+        result, some = (
+            {name: each for name, each in named.items() if name.startswith(PARAMETERS)},
+            next(iter(self._parameters)),
+        )
+        for name, (key, tensor) in self._moments.items():
+            value = named[f"{OPTIMIZER}{key}/{tensor or some}"][0]
+            result[name] = (value, tensor) if tensor else (np.int32(value), None)
+        return result
+
+    def _in_torch(self, state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Return the inverse of ``_in_jax``. Raises DataError if the state has other names."""
+        result = {name: array for name, array in state.items() if name.startswith(PARAMETERS)}
+        if differing := sorted((state.keys() - result.keys()) ^ self._moments.keys()):
+            raise DataError(
+                detail=f"A peer's state does not fit this island's model: only one of them has {', '.join(differing[:4])}."
+            )
+        for name, (key, tensor) in self._moments.items():
+            for own in (tensor,) if tensor else self._parameters:
+                result[f"{OPTIMIZER}{key}/{own}"] = state[name] if tensor else np.asarray(state[name], np.float32)
+        return result
+
+    @cached_property
+    def _moments(self) -> Mapping[str, tuple[str, str | None]]:
+        """The values of AdamW, by their names in a state of JAX."""
+        assert self._layout is not None
+        return self._layout.moments(self._inner)
 
 
 class DeviceCopy:
@@ -467,86 +557,14 @@ class DeviceCopy:
         return {name: tensor.cpu().numpy() for name, tensor in self._tensors.items()}
 
 
-# ── the optimizer ─────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def optimizers_of(
-    section: InnerOptimizerSection, parameters: Mapping[str, nn.Parameter], roles: Roles
-) -> list[torch.optim.Optimizer]:
-    """Return the optimizers that together move all parameters: two for Muon, otherwise one."""
-    settings = settings_of({name: each.ndim for name, each in parameters.items()}, section, roles)
-
-    def groups(names: Iterable[str], *, decays: bool = True) -> list[dict[str, Any]]:
-        by_setting: dict[tuple[float, float], list[nn.Parameter]] = {}
-        for name in names:
-            own = settings[name]
-            by_setting.setdefault((own.lr_ratio, own.weight_decay if decays else 0.0), []).append(parameters[name])
-        return [
-            {"params": members, "lr": section.lr * ratio} | ({"weight_decay": decay} if decays else {})
-            for (ratio, decay), members in by_setting.items()
-        ]
-
-    def adamw(names: Iterable[str]) -> torch.optim.Optimizer:
-        return torch.optim.AdamW(groups(names), lr=section.lr, betas=(section.beta1, section.beta2))
-
-    if section.factory is not None:
-        return [_of_factory(section.factory, section, parameters, groups(parameters, decays=False))]
-    if section.kind == "adamw":
-        return [adamw(parameters)]
-    if section.kind != "muon":
-        raise ConfigurationError(
-            detail=f"training.inner_optimizer.kind is {section.kind}, which a torch trainer does not have. Use adamw "
-            "or muon, or a factory such as torch.optim:Adafactor."
-        )
-    matrices = [name for name, own in settings.items() if own.use == "matrix" and parameters[name].ndim == 2]
-    others = [name for name in parameters if name not in set(matrices)]
-    muon = [
-        torch.optim.Muon(groups(matrices), lr=section.lr, momentum=section.momentum, adjust_lr_fn="match_rms_adamw")
-    ]
-    return [*(muon if matrices else []), *([adamw(others)] if others else [])]
-
-
-def _of_factory(
-    path: str, section: InnerOptimizerSection, parameters: Mapping[str, nn.Parameter], groups: list[dict[str, Any]]
-) -> torch.optim.Optimizer:
-    factory = imported(FACTORY, path)
-    if isinstance(factory, type) and issubclass(factory, torch.optim.Optimizer):
-        fields = InnerOptimizerSection.model_fields
-        if unread := [name for name in NOT_GIVEN if getattr(section, name) != fields[name].default]:
-            raise ConfigurationError(
-                detail=f"training.inner_optimizer.{unread[0]} is {getattr(section, unread[0]):g}, but {path} gets only "
-                "lr and settings. Write its own arguments into training.inner_optimizer.settings."
-            )
-        options = {name: tuple(each) if isinstance(each, list) else each for name, each in section.settings.items()}
-        built = guarded(f"{FACTORY} {path!r}", factory)(groups, lr=section.lr, **options)
-    else:
-        if section.groups:
-            raise ConfigurationError(
-                detail=f"training.inner_optimizer.groups is set, but {path!r} groups its parameters itself. Remove the "
-                "groups."
-            )
-        document = section.model_dump(mode="json")
-        built = called(FACTORY, path, list(parameters.items()), document, settings=section.settings)
-    if not isinstance(built, torch.optim.Optimizer):
-        raise ConfigurationError(
-            detail=f"{FACTORY} {path!r} returned {type(built).__name__}; for a torch trainer it must return a "
-            "torch.optim.Optimizer of the named parameters that it gets."
-        )
-    own = {id(each) for each in parameters.values()}
-    if foreign := sum(id(each) not in own for each in _members(built)):
-        raise ConfigurationError(
-            detail=f"{FACTORY} {path!r} returned an optimizer of {foreign} other parameters. Use those that it gets."
-        )
-    return built
-
-
-def _members(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
-    return [each for group in optimizer.param_groups for each in group["params"]]
-
-
-def _numbers_of(group: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the numbers of a parameter group, except for its learning rate, which the schedule sets."""
-    return {key: each for key, each in group.items() if isinstance(each, bool | int | float) and key != "lr"}
+def _slope(moved: Iterable[tuple[nn.Parameter, torch.Tensor, torch.Tensor]]) -> float:
+    """Return the slope (``inner_step``) of a step: of each parameter, what it was, and its gradient."""
+    slope = updates = sizes = 0.0
+    for parameter, before, gradient in moved:
+        update = parameter.detach() - before
+        slope += float((update * gradient).sum())
+        updates, sizes = updates + float(update.square().sum()), sizes + float(before.square().sum())
+    return slope if updates > ROUNDING**2 * sizes else 0.0
 
 
 # ── values of a state ─────────────────────────────────────────────────────────────────────────────────────────────────
@@ -562,9 +580,9 @@ def _on_host(value: Any) -> np.ndarray:
     """Return a copy in the host's memory. Python's numbers become 64-bit scalars."""
     if not isinstance(value, torch.Tensor):
         return np.array(value)
-    tensor = value.detach().cpu()
+    tensor = value.detach().cpu().contiguous()
     if tensor.dtype == torch.bfloat16:
-        return np.array(tensor.contiguous().view(torch.uint16).numpy()).view(ml_dtypes.bfloat16)
+        return np.array(tensor.view(torch.uint16).numpy()).view(ml_dtypes.bfloat16)
     return np.array(tensor.numpy())
 
 

@@ -51,14 +51,19 @@ def atoll(
 
 
 def shell_function() -> str:
-    """The text of ``atoll`` as a function of bash, for a shell whose Python finds this module."""
+    """The text of ``atoll`` as a function of bash, for a shell whose Python finds this module. A command may take long."""
     program = f"import os, sys; from {__name__} import exit_code as run; "
-    program += "sys.exit(run(sys.argv[1], (1, 2), sys.argv[2:], os.getcwd(), os.environ))"
+    program += "sys.exit(run(sys.argv[1], (1, 2), sys.argv[2:], os.getcwd(), os.environ, None))"
     return f'atoll() {{ {shlex.join([sys.executable, "-S", "-c", program, server()])} "$@"; }}'
 
 
 def exit_code(
-    path: str, files: tuple[int, int], arguments: Sequence[str], folder: str, environment: Mapping[str, str]
+    path: str,
+    files: tuple[int, int],
+    arguments: Sequence[str],
+    folder: str,
+    environment: Mapping[str, str],
+    patience_s: float | None = PATIENCE_S,
 ) -> int:
     """Of a command that the server at ``path`` has carried out, with these files for its output and errors."""
     request = {
@@ -68,7 +73,7 @@ def exit_code(
         "niceness": os.getpriority(os.PRIO_PROCESS, 0),
     }
     with socket.socket(socket.AF_UNIX) as line:
-        line.settimeout(PATIENCE_S)
+        line.settimeout(patience_s)
         line.connect(path)
         socket.send_fds(line, [b"\0"], files)
         line.sendall(json.dumps(request).encode() + b"\n")

@@ -122,7 +122,7 @@ MAY_IMPORT = {
             tensorstore tokenizers torch transformers zstandard
         """,
         "learners.island_spec": """
-            learners.resharding orchestrator.errors orchestrator.specification orchestrator.system pydantic
+            orchestrator.errors orchestrator.specification orchestrator.system pydantic
         """,
         "learners.island": """
             learners numpy orchestrator.actors orchestrator.channel orchestrator.checkpoints orchestrator.core

@@ -22,6 +22,7 @@ from orchestrator.system.plain import counted
 if TYPE_CHECKING:
     from orchestrator.errors import Problem
     from orchestrator.specification.config import JobSpec
+    from orchestrator.specification.sections import IslandsSection
 
 DEVICES_MAX = 256
 GIB = 2**30
@@ -48,7 +49,7 @@ def check(
     spec, unchecked = _accepted(document, home, url, problems)
     result: dict[str, Any] = {}
     if spec is not None:
-        result, of_child = _in_a_process(spec, environment)
+        result, of_child = _in_processes(spec, environment)
         paths = {problem.path for problem in problems}
         has_text = not any(
             path.startswith("data.") for path in paths
@@ -163,11 +164,23 @@ def _accepted(
     return spec, unchecked
 
 
-def _in_a_process(spec: JobSpec, environment: Mapping[str, str]) -> tuple[dict[str, Any], list[Problem]]:
-    """Return what a separate process finds out about the job's code and text, and the problems that it finds."""
+def _in_processes(spec: JobSpec, environment: Mapping[str, str]) -> tuple[dict[str, Any], list[Problem]]:
+    """Return what a process for each framework finds out about the job's code and text, and the problems that they find."""
+    result: dict[str, Any] = {}
+    problems: list[Problem] = []
+    for entry in {entry.framework: entry for entry in reversed(spec.islands)}.values():
+        own, of_child = _in_a_process(spec, entry, environment)
+        result |= own
+        problems += of_child
+    return result, problems
+
+
+def _in_a_process(
+    spec: JobSpec, entry: IslandsSection, environment: Mapping[str, str]
+) -> tuple[dict[str, Any], list[Problem]]:
+    """Return what a separate process finds out about an island of this entry, and the problems that it finds."""
     from orchestrator.errors import Problem
 
-    entry = spec.islands[0]
     devices = min(DEVICES_MAX, max(1, entry.accelerators) * entry.hosts)
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices}".strip()
     child = subprocess.run(
@@ -234,6 +247,8 @@ def _facts(spec: JobSpec, result: Mapping[str, Any]) -> dict[str, Any]:
 
 def _model_name(spec: JobSpec) -> str:
     section = spec.model
+    if spec.trainer.model is not None:
+        return spec.trainer.model
     if section.decoder is not None or section.is_described_by_weights:
         return section.initial_weights or "decoder"
     return section.factory or section.preset

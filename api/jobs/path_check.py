@@ -59,6 +59,7 @@ FOLDER, FILES, CHECKPOINT = "checkpoints.folder", "data.files", "resume.checkpoi
 TORCH_MODEL = "trainer.model"
 CAUSAL_PARTS = ("CausalLM", "LMHead", "ForConditionalGeneration")
 """Parts of the names of architectures with a causal head. Which of them load, transformers knows, in the island."""
+ADAPTER = "adapter_config.json"
 PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 TEMPLATE = "data.template"
 TOKENIZER_FIELD, INDEX, WEIGHTS = "data.tokenizer", "data.index", "model.initial_weights"
@@ -304,6 +305,13 @@ def _torch_problems(trainer: TrainerSection, part: TrainableSection | None, root
     try:
         config = origin.taken(folder, roots).mapping(origin.CONFIG)
     except (AtollError, OSError) as error:
+        if _size(roots, f"{folder.rstrip('/')}/{ADAPTER}") is not None:
+            message, remedy = (
+                f"{folder} has adapters ({ADAPTER}) and no model.",
+                "Merge them into their base, or name that.",
+            )
+            yield Problem(TORCH_MODEL, message, remedy)
+            return
         remedy = "Name a folder that transformers can load, below a root (`atoll up --data`)."
         yield Problem(TORCH_MODEL, str(error), remedy)
         return
@@ -320,6 +328,18 @@ def _torch_problems(trainer: TrainerSection, part: TrainableSection | None, root
     if has and has.isdisjoint(safe):
         message = f"{folder} has only {min(has)}, and loading a pickle runs code."
         yield Problem(TORCH_MODEL, message, "Save it as safetensors, with save_pretrained of transformers.")
+
+
+def _torch_vocabulary_size(trainer: TrainerSection, roots: AllowedRoots) -> int | None:
+    """Return the number of tokens of a torch trainer's folder; None if its config.json does not say."""
+    from orchestrator.models.huggingface import origin  # brings NumPy
+
+    try:
+        config = origin.taken(trainer.folder or "", roots).config
+    except (AtollError, OSError):
+        return None  # reported by ``weights_problems``
+    size = trainer.settings.get("vocab_size", config.get("vocab_size"))
+    return size if type(size) is int else None
 
 
 def refuse_outside(spec: JobSpec, roots: AllowedRoots, *, begun: bool = False) -> None:
@@ -445,7 +465,7 @@ def with_tokenizer(spec: JobSpec, roots: AllowedRoots) -> JobSpec:
             raise InvalidJobSpec(problems=(Problem("data.separator", message, remedy),))
         if section.has_conversations:
             changes["template_digest"] = _template_digest(spec, roots, file)
-    model_size = spec.vocabulary_size
+    model_size = spec.vocabulary_size if spec.trainer.folder is None else _torch_vocabulary_size(spec.trainer, roots)
     if model_size is not None and (message := tokenizer_file.misfit(vocabulary_size, model_size, section.tokenizer)):
         raise InvalidJobSpec(problems=(Problem(TOKENIZER_FIELD, message, tokenizer_file.MISFIT_REMEDY),))
     return spec.model_copy(update={"data": section.model_copy(update=changes)})

@@ -31,6 +31,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from learners.factories import require_torch
 from orchestrator.actors import Rank, SavedPlace
 from orchestrator.channel.endpoint import Carried
 from orchestrator.checkpoints.manifest import File
@@ -65,7 +66,8 @@ FROM_RANK_0, TO_RANK_0 = 0, 1
 def join_devices(rank: Rank, *, in_torch: bool = False) -> tuple[int, ...]:
     """Make this process one of the island's, in JAX or in PyTorch. Returns how many devices each host has, by rank."""
     if in_torch:
-        from learners.torch_model import join_processes
+        require_torch("trainer.kind")
+        from learners.torch_layout import join_processes
 
         return join_processes(rank.place.host, rank.place.devices_port, rank.number, rank.size)
     import jax

@@ -30,7 +30,6 @@ from pathlib import Path
 
 import numpy as np
 
-from learners import resharding
 from learners.contract import Batch
 from learners.conversations import Conversations, batch_of, counting_in, learned_tokens
 from learners.corpus import (
@@ -43,8 +42,7 @@ from learners.corpus import (
     windows_in,
 )
 from learners.held_out import HeldOut, HeldOutBatch, digest, smallest
-from learners.island_spec import IslandSpec
-from learners.resharding import Draw
+from learners.island_spec import Draw, IslandSpec, first_count
 from learners.streaming.counting import GroupText, SourceTokens, TokenCounts, Window, kept_in
 from learners.streaming.documents import LINE_BYTES_MAX, Reader, Unreadable, chosen
 from learners.streaming.files import HELD_OUT, INDEX_ANEW, TRAINING, Files, load_index, located, rules
@@ -114,7 +112,7 @@ class Streamed:
 
         Raises ConfigurationError if there is too little text for the shards, or if an index does not fit; so does a draw.
         """
-        cut_into = resharding.first_count(self._spec.resumptions, shard_count)
+        cut_into = first_count(self._spec.resumptions, shard_count)
         shards, seed = cache(self.sections), self._seed
         groups = Groups(self._group_text)
 

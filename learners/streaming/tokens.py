@@ -36,12 +36,10 @@ from typing import IO
 
 import numpy as np
 
-from learners import resharding
 from learners.conversations import FIRST, TOKEN
 from learners.corpus import Measured, draw_of, measured_batches, sequences_wanted
 from learners.held_out import HeldOutBatch
-from learners.island_spec import IslandSpec
-from learners.resharding import Draw
+from learners.island_spec import Draw, IslandSpec, first_count
 from learners.streaming.counting import kept_in
 from learners.streaming.order import Mixture, key
 from orchestrator.core.vocabulary import DataFlaws
@@ -266,8 +264,7 @@ class Tokens:
     def __init__(self, spec: IslandSpec, vocabulary_size: int | None) -> None:
         self._spec, self._data, self._seed = spec, spec.job.data, spec.job.seed
         self._length = self._data.sequence_length
-        network = spec.job.model.network
-        self._vocabulary_size = vocabulary_size or (network.vocabulary_size if network is not None else None)
+        self._vocabulary_size = vocabulary_size or spec.job.vocabulary_size
         self._order = lru_cache(maxsize=ORDERS_PER_SOURCE * len(self._data.sources))(self._made)
 
     def flaws(self) -> DataFlaws:
@@ -276,7 +273,7 @@ class Tokens:
 
     def draw(self, shard_index: int, shard_count: int) -> Draw:
         """Return a function that draws a shard's batches. Raises ConfigurationError if there are too few tokens."""
-        cut_into = resharding.first_count(self._spec.resumptions, shard_count)
+        cut_into = first_count(self._spec.resumptions, shard_count)
         for source in self._sources:
             if (count := self._size(source).sample_count) < cut_into:
                 detail = f"data.sources: {source.name} has {count:,} sequences of {self._length} tokens to train on"

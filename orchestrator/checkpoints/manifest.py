@@ -119,7 +119,7 @@ class Manifest:
     tokens_trained   by all islands, at their cuts, in this job and in those it was resumed from
     merged_tokens    the part of these in Θ, by fragment
     cursors          for every data shard in the specification's order: the batches drawn from its stream
-    legs             the cursors at each earlier resumption, first to last, in blocks (``learners.resharding``)
+    legs             the cursors at each earlier resumption, first to last, in blocks (``learners.island_spec``)
     batch_sizes      of every data shard, in sequences
     granules         the block of each resumption, in sequences
 

@@ -92,7 +92,7 @@ class Resumption:
 
     @property
     def resumptions(self) -> tuple[tuple[int, tuple[int, ...]], ...]:
-        """Block size, and cursors in blocks, of each resumption including this one (``learners.resharding``)."""
+        """Block size, and cursors in blocks, of each resumption including this one (``learners.island_spec``)."""
         manifest = self.manifest
         block = math.gcd(*manifest.batch_sizes)
         drawn = zip(manifest.cursors, manifest.batch_sizes, strict=True)

@@ -39,6 +39,7 @@ from orchestrator.specification.sections import (
     SyntheticSection,
     TransportSection,
     document_end_problems,
+    framework_problems,
 )
 from orchestrator.specification.training_sections import DataSection, ModelSection, TrainableSection, TrainingSection
 from orchestrator.specification.validation import collected, omitted_count, problems_of, right_part, wrong_places
@@ -137,8 +138,8 @@ class JobSpec(Section):
 
     @property
     def vocabulary_size(self) -> int | None:
-        """Return the model's number of tokens; None if only its package knows."""
-        network = self.model.network
+        """Return the model's number of tokens; None if only its package or folder knows."""
+        network = None if self.trainer.kind == "torch" else self.model.network
         return None if network is None else network.vocabulary_size
 
     def island_sections(self, *, slots: bool = False) -> dict[IslandId, IslandsSection]:
@@ -560,7 +561,7 @@ def _synchroniser_problems(job: JobSpec) -> Iterable[Problem]:
 
 
 def _trainer_problems(job: JobSpec) -> Iterable[Problem]:
-    yield from training_sections.framework_problems(job.trainer, job.model, job.training, job.islands, job.trainable)
+    yield from framework_problems(job.trainer, job.model, job.training, job.islands, job.trainable)
     fragments, parameters = job.synchroniser.fragments, job.synthetic.parameters
     if job.trainer.is_synthetic and parameters < fragments:
         message = f"is {fragments:,}, more than the {parameters:,} parameters of the model."

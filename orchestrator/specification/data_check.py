@@ -454,8 +454,7 @@ def _fields(spec: JobSpec) -> Iterator[_Field]:
             if files:
                 where = f"data.sources.{index}"
                 if data.source == "tokens":
-                    network = spec.model.network
-                    size = network.vocabulary_size if network is not None else 0
+                    size = spec.vocabulary_size or 0
                     yield _Field(f"{where}.{name}", files, source.token_field, f"{where}.token_field", size)
                 else:
                     field = data.record_field(source.text_field)

@@ -220,7 +220,7 @@ def process_problems(entry: str, island: Placed, *, of_jax: bool) -> Iterable[Pr
 
 
 class Placed(Protocol):
-    """The fields of an entry of ``islands`` that ``training_sections.framework_problems`` reads."""
+    """The fields of an entry of ``islands`` that ``sections.framework_problems`` reads."""
 
     @property
     def hosts(self) -> int: ...
@@ -236,6 +236,9 @@ class Placed(Protocol):
 
     @property
     def mesh(self) -> Any: ...
+
+    @property
+    def framework(self) -> str | None: ...
 
     @property
     def batch_size(self) -> int | None: ...
@@ -266,14 +269,14 @@ def torch_problems(
         remedy = f"Set batch_size to a multiple of {parts} (the nearest are {_nearest(batch_size, parts)})."
         yield Problem(where, message, remedy)
     if island.accelerators and island.accelerators != island.processes_per_host:
-        message = f"is {island.accelerators}, but trainer.kind is torch, and a torch process uses one GPU."
+        message = f"is {island.accelerators}, but a process of PyTorch uses one GPU."
         remedy = f"Set {entry}.processes_per_host to {island.accelerators}, or use more islands."
         yield Problem(f"{entry}.accelerators", message, remedy)
     if island.accelerator == "tpu":
-        message = "is tpu, but trainer.kind is torch, which trains on GPUs and CPUs."
+        message = "is tpu, but PyTorch trains on GPUs and CPUs."
         yield Problem(f"{entry}.accelerator", message, "Use gpu or cpu, or a model in JAX.")
     if not is_plain(island.mesh.model_dump()):
-        message = "is set, but trainer.kind is torch, which splits the rows of parameters over an island's processes."
+        message = "is set, but PyTorch splits the rows of parameters over an island's processes."
         yield Problem(f"{entry}.mesh", message, "Leave it out.")
 
 

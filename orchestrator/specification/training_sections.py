@@ -6,7 +6,7 @@ What is right within one section is said here, in types; ``sections`` has the ot
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
@@ -17,7 +17,6 @@ from orchestrator.models import trainable
 from orchestrator.models.decoder import DecoderSection, VocabularySize
 from orchestrator.models.presets import DECODERS, PLAIN, Architecture, PresetName
 from orchestrator.models.trainable import ALL_LINEAR
-from orchestrator.specification import device_mesh
 from orchestrator.specification.bounds import (
     FUNCTION,
     AdapterAlpha,
@@ -581,41 +580,3 @@ def objective_problems(training: TrainingSection, data: DataSection, trainer: Tr
     if training.z_loss:
         message = f"is {training.z_loss:g}, but training.objective.kind is {kind}, which has no such term."
         yield Problem("training.z_loss", message, "Set it to 0.")
-
-
-def framework_problems(
-    trainer: TrainerSection,
-    model: ModelSection,
-    training: TrainingSection,
-    islands: Iterable[device_mesh.Placed],
-    part: TrainableSection | None,
-) -> Iterator[Problem]:
-    """Yield a problem for everything that is set and that the trainer does not have, such as settings of JAX with torch.
-
-    ``part`` is what is trained.
-    """
-    if trainer.kind != "torch":
-        for index, entry in enumerate(islands):
-            yield from device_mesh.process_problems(f"islands.{index}", entry, of_jax=trainer.is_built_in)
-        return
-    of_jax = {
-        "preset": None if model.preset == "nano" else model.preset,
-        "decoder": model.decoder,
-        "factory": model.factory,
-        "initial_weights": model.initial_weights,
-        "vocabulary_size": model.vocabulary_size,
-    }
-    for name in (name for name, value in of_jax.items() if value is not None):
-        message = "is set, but trainer.kind is torch, which trains trainer.model."
-        yield Problem(f"model.{name}", message, "Leave it out, or leave out the trainer.")
-    if model.remat == "dots":
-        yield Problem("model.remat", "is dots, but torch recomputes all or nothing.", "Use full, or none.")
-    optimizer, base = training.inner_optimizer, None if part is None else part.base
-    if optimizer.factory is None and optimizer.kind not in ("adamw", "muon"):
-        message = f"is {optimizer.kind}, but trainer.kind is torch, which has adamw and muon."
-        remedy = "Use one of these, or a factory such as torch.optim:Adafactor."
-        yield Problem("training.inner_optimizer.kind", message, remedy)
-    for index, entry in enumerate(islands):
-        sizes = entry.batch_size or training.batch_size, entry.accumulation or training.accumulation
-        named = optimizer.factory or optimizer.kind
-        yield from device_mesh.torch_problems(f"islands.{index}", entry, named, base, *sizes)

@@ -208,7 +208,9 @@ def misfit(vocabulary_size: int, model_size: int, path: str) -> str:
     return f"is {shown(path)} with {vocabulary_size:,} tokens, but the model has only {model_size:,}."
 
 
-MISFIT_REMEDY = "Set model.vocabulary_size to at least as many, or use the tokenizer that the model was made for."
+MISFIT_REMEDY = (
+    "Use the tokenizer that the model was made for, or a larger vocabulary (model.vocabulary_size of a built-in model)."
+)
 
 
 # ── the tokens around a document ──────────────────────────────────────────────────────────────────────────────────────

@@ -11,7 +11,14 @@ import pytest
 from rich.console import Console
 
 from api.auth.code import OWN_PACKAGES, code_problems
-from api.jobs.path_check import fleet_problems, group_problems, sections_of, shard_problems, weights_problems
+from api.jobs.path_check import (
+    fleet_problems,
+    group_problems,
+    sections_of,
+    shard_problems,
+    weights_problems,
+    with_tokenizer,
+)
 from api.jobs.submission import Checks
 from api.jobs.translate import job_of
 from api.metrics.job import samples as samples_of
@@ -157,6 +164,10 @@ def test_a_torch_trainer_s_function_is_judged_and_its_folder_is_no_code() -> Non
     [
         ({"config.json": {"architectures": ["GPT2LMHeadModel"]}, "model.safetensors": {}}, ""),
         ({}, "has no readable config.json"),
+        (
+            {"adapter_config.json": {}, "adapter_model.safetensors": {}},
+            "has adapters (adapter_config.json) and no model",
+        ),
         ({"config.json": {"architectures": ["BertForSequenceClassification"]}}, "which has no causal head"),
         ({"config.json": {"quantization_config": {"bits": 4}}}, "is quantised, but parameters that train are merged"),
         ({"config.json": {}, "pytorch_model.bin": {}}, "has only pytorch_model.bin, and loading a pickle runs code"),
@@ -179,6 +190,34 @@ def test_a_folder_that_no_torch_island_could_train_is_refused_at_submission(
     of_folder = [problem.message for problem in problems if problem.path == "trainer.model"]
     assert len(of_folder) == bool(said)
     assert said in "".join(of_folder)
+
+
+@pytest.mark.parametrize(
+    ("config", "settings", "model_size"),
+    [
+        ({"vocab_size": 400}, {}, None),
+        ({"vocab_size": 256}, {}, None),
+        ({}, {}, None),
+        ({"vocab_size": 255}, {}, 255),
+        ({"vocab_size": 400}, {"vocab_size": 200}, 200),
+        ({"model_type": "gemma3", "vocab_size": 400, "text_config": {"vocab_size": 100}}, {}, 100),
+    ],
+)
+def test_a_tokenizer_is_compared_with_the_vocabulary_of_the_folder_that_torch_trains(
+    tmp_path: Path, config: dict[str, object], settings: dict[str, object], model_size: int | None
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    trainer = {"kind": "torch", "model": str(tmp_path), "settings": settings}
+    spec = parse_job({"islands": [{"node_group": "a"}], "budget": {"steps": 1}, "trainer": trainer})
+    assert spec.vocabulary_size is None
+    if model_size is None:
+        with_tokenizer(spec, AllowedRoots.only(tmp_path))
+        return
+    with pytest.raises(InvalidJobSpec) as refused:
+        with_tokenizer(spec, AllowedRoots.only(tmp_path))
+    (problem,) = refused.value.problems
+    assert problem.path == "data.tokenizer"
+    assert problem.message.endswith(f"with 256 tokens, but the model has only {model_size}.")
 
 
 def test_a_specification_that_names_no_code_or_nonsense_is_not_judged_by_it() -> None:

@@ -30,10 +30,9 @@ import numpy as np
 
 from learners import jax_trainer, model
 from learners.contract import StepResult
-from learners.island_spec import PEAK_FLOPS
+from learners.island_spec import PEAK_FLOPS, Draw
 from learners.loop import IslandLoop, LoopPlan
 from learners.outbox import Outbox
-from learners.resharding import Draw
 from learners.text import Text
 from orchestrator.core.messages import Offer
 from orchestrator.core.vocabulary import FragmentId, Version

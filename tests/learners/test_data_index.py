@@ -20,8 +20,9 @@ import zstandard
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from learners import data_indexing, resharding, tokenizer
+from learners import data_indexing, tokenizer
 from learners.held_out import HeldOut, digest, smallest
+from learners.island_spec import origin
 from learners.streaming import counting, files, order
 from learners.streaming.documents import Reader, Unreadable
 from learners.streaming.files import TRAINING, located
@@ -170,7 +171,7 @@ def test_an_epoch_has_every_token_once_on_any_islands_with_any_batches_over_a_re
     def take(earlier, index: int, size: int, batch: int, draw) -> None:
         rows = draw(batch)
         for row, number in zip(rows, range(batch * size, (batch + 1) * size), strict=True):
-            place = resharding.origin(earlier, index, len(before) if not earlier else len(after), number)
+            place = origin(earlier, index, len(before) if not earlier else len(after), number)
             covered[place] += 1
             if place in wanted:
                 sequences.append(row)

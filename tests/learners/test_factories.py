@@ -196,3 +196,28 @@ def test_loading_a_piece_replaces_that_and_nothing_else(bigrams: Any) -> None:
     expected[96:128] = 7.0
     trainer.load({"rows[96:128]": np.full((32, 256), 7.0, np.float32)})
     assert np.array_equal(trainer.snapshot(["rows"]).arrays()["rows"], expected)
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"trainer": {"kind": "torch", "model": "mine:build"}}, "trainer.kind"),
+        (
+            {
+                "model": {"initial_weights": "/models/llama"},
+                "islands": [{"node_group": "a"}, {"node_group": "b", "framework": "torch"}],
+            },
+            "islands.1.framework",
+        ),
+    ],
+)
+def test_a_job_in_pytorch_says_which_field_asks_for_it_where_it_is_missing(
+    changes: dict[str, Any], field: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)  # as if it were not installed
+    job = parse_job({"islands": [{"node_group": "a"}], "budget": {"steps": 1}, **changes})
+    spec = IslandSpec.of(job.island_document(job.islands[-1]))
+    with pytest.raises(
+        ConfigurationError, match=rf"^{field} is torch, but PyTorch cannot be imported here .*Install it"
+    ):
+        trainer_of(spec, 0, 1)

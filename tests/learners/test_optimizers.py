@@ -10,8 +10,7 @@ import pytest
 from optax.contrib import MuonDimensionNumbers
 
 from learners import optimizers
-from learners.inner_step import DescentCheck
-from learners.optimizer_settings import learning_rate, update_scale
+from learners.optimizer_settings import DescentCheck, learning_rate, update_scale
 from orchestrator.errors import ConfigurationError
 from orchestrator.parameters.pieces import Role
 from orchestrator.specification.config import parse_job

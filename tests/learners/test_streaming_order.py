@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from learners.resharding import first_count, origin
+from learners.island_spec import first_count, origin
 from learners.streaming import order
 from learners.streaming.order import (
     BLOCK_SEQUENCES,

@@ -17,7 +17,7 @@ import numpy as np
 
 from learners import jax_trainer
 from learners.contract import StepResult
-from learners.resharding import Draw
+from learners.island_spec import Draw
 
 BATCHES, GATE = "batches", "gate"
 SLOW_STEP_S = 0.5  # an island that stood still would reach no boundary between steps to give its state at

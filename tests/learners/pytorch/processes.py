@@ -1,6 +1,6 @@
-"""One process of a PyTorch island of two, of which ``test_torch_trainer.py`` starts both: real process groups, without Ray.
+"""One process of a PyTorch island of two, of which ``test_processes.py`` starts both: real process groups, without Ray.
 
-python -m tests.learners.torch_processes RANK PORT SPEC FOLDER      the last line is JSON: losses, and what is held
+python -m tests.learners.pytorch.processes RANK PORT SPEC FOLDER      the last line is JSON: losses, and what is held
 
 The island trains, saves itself below FOLDER, and continues from what one process saved there. Then rank 1 dies.
 """
