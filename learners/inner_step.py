@@ -7,9 +7,7 @@ holds the activations of one microbatch and the gradient twice. Its result is th
 batch to float tolerance, except if an objective is not a mean over sequences, such as a balance of experts, which is then
 that of each microbatch. The step reports the plain loss, whatever it minimises.
 
-``DescentCheck`` tests whether a factory's optimizer descends. One with the wrong sign would train upwards, and one that
-never moves would not train at all. The slope of a step is the inner product of its update and its gradient: negative if the
-step goes downhill, and 0 if nothing moves. The loss of one step, or of one batch, is less reliable.
+It also measures the slope of a step of a factory's optimizer, for ``optimizer_settings.DescentCheck``.
 
 This module knows nothing of devices, of shardings, nor of when a step is taken.
 """
@@ -26,12 +24,9 @@ import optax
 
 from learners.contract import Batch
 from learners.model import Model
+from learners.optimizer_settings import ROUNDING
 from orchestrator.errors import ConfigurationError
 
-WITH_MOMENTUM = 5
-"""This many slopes in a row must be positive after an import, whose momentum may point against single gradients."""
-STILL_STEPS_MAX = 1_000
-"""The most steps without movement with which a factory may begin, in a job of twice as many or more."""
 InnerStep = Callable[..., tuple[Any, Any, jax.Array, jax.Array]]
 """(parameters, optimizer state, tokens, scale, frozen tensors) → (parameters, optimizer state, loss, slope).
 
@@ -41,54 +36,9 @@ float32 scalar. It is 0 unless the step was built to measure it, and if the upda
 rounding."""
 ALMOST_NO_WEIGHT = 1e-30
 """Less than the weight of any token: a batch without weight has no gradient."""
-ROUNDING = 2.0**-22
-"""Updates below this fraction of the parameters come from rounding. schedule_free_adamw has them at a learning rate of 0."""
-
 
 NOTHING: Mapping[str, jax.Array] = MappingProxyType({})
 """No frozen tensors."""
-
-
-class DescentCheck:
-    """Judges the first slopes of a trainer, and no later ones.
-
-    A slope of 0 is inconclusive: warm-up from a learning rate of 0, and updates collected over several steps, begin with
-    it. Too many of them are refused: more than half of the job's ``steps``, or than ``STILL_STEPS_MAX``.
-    """
-
-    def __init__(self, factory: str, steps: int) -> None:
-        self._factory = factory
-        self._needed, self._positive_count, self._decided = 1, 0, False
-        self._still_count, self._still_max = 0, min(STILL_STEPS_MAX, steps // 2)
-
-    def state_was_imported(self) -> None:
-        """Start again: the state may come from a peer, or from a checkpoint of another build."""
-        self._needed, self._positive_count, self._decided = WITH_MOMENTUM, 0, False
-
-    def judge(self, slope: float) -> None:
-        """Raise ConfigurationError if the slopes so far show that the optimizer ascends or does nothing."""
-        if self._decided:
-            return
-        if not slope:
-            self._still_count += 1
-            if self._still_count > self._still_max:
-                raise ConfigurationError(
-                    detail=f"training.inner_optimizer.factory {self._factory!r} returns an optimizer that did not change "
-                    f"the parameters in {self._still_count:,} steps. Return one that changes them, such as "
-                    "optax.adamw(3e-4), or lower the number of steps before its first update."
-                )
-            return
-        if not slope > 0.0:  # downhill, or NaN, which the check of contributions refuses
-            self._decided = True
-            return
-        self._positive_count += 1
-        if self._positive_count >= self._needed:
-            raise ConfigurationError(
-                detail=f"training.inner_optimizer.factory {self._factory!r} returns an optimizer that ascends: the inner "
-                f"product of its update and the gradient is {slope:.3g}, and must be negative. As everywhere in optax, "
-                "updates are added to the parameters. Return a complete optimizer such as optax.adamw(3e-4); after a bare "
-                "direction such as optax.scale_by_adam() chain optax.scale_by_learning_rate(3e-4)."
-            )
 
 
 def build(

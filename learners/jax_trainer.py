@@ -28,7 +28,6 @@ from jax.sharding import NamedSharding, PartitionSpec, use_abstract_mesh
 
 from learners import compilation_cache, inner_step, mesh, model, optimizer_settings, optimizers, shards
 from learners.contract import Arrays, Batch, HeldOutLoss, HeldPart, HostCopy, StepResult
-from learners.inner_step import DescentCheck
 from learners.island_spec import Document, IslandSpec
 from learners.models.model import pairs
 from learners.outbox import lower_priority
@@ -45,6 +44,12 @@ HEAP_STEPS = 5
 """On CPU, a process allocates the buffers of this many inner steps before its first step."""
 HEAP_BYTES_MAX = 512 << 20
 """The limit of that memory. Larger models have longer steps, for which it makes no difference."""
+
+OPTAX = optimizer_settings.Remedies(
+    ascends="As everywhere in optax, updates are added to the parameters. Return a complete optimizer such as "
+    "optax.adamw(3e-4); after a bare direction such as optax.scale_by_adam() chain optax.scale_by_learning_rate(3e-4).",
+    still="Return one that changes them, such as optax.adamw(3e-4), or lower the number of steps before its first update.",
+)
 
 
 def create(spec: Document, shard_index: int, shard_count: int) -> JaxTrainer:
@@ -96,7 +101,9 @@ class JaxTrainer:
             accumulation=spec.accumulation,
             measures_slope=factory is not None,
         )
-        self._descent = DescentCheck(factory, self._horizon_steps) if factory is not None else None
+        self._descent = (
+            optimizer_settings.DescentCheck(factory, self._horizon_steps, OPTAX) if factory is not None else None
+        )
         self._step: Callable[..., tuple[dict[str, jax.Array], Any, jax.Array, jax.Array]] | None = None
         self._loss: Any = None
         self._parameters: dict[str, jax.Array] = {}

@@ -14,6 +14,8 @@ is computed outside and passed to each step.
    linear  warm-up, then a line down to it
    wsd     warm-up, constant, and a line down to it over the last ``decay_ratio`` of the horizon
 
+``DescentCheck`` tests whether a factory's optimizer descends.
+
 It imports neither JAX nor PyTorch, because trainers of both read it. Sources: cosine, arXiv:1608.03983; warm-up, stable,
 decay, arXiv:2404.06395.
 """
@@ -28,6 +30,69 @@ from fnmatch import fnmatchcase
 from orchestrator.errors import ConfigurationError
 from orchestrator.parameters.pieces import Roles, role_of
 from orchestrator.specification.training_sections import InnerOptimizerSection, OptimizerGroupSection
+
+WITH_MOMENTUM = 5
+"""This many slopes in a row must be positive after an import, whose momentum may point against single gradients."""
+STILL_STEPS_MAX = 1_000
+"""The most steps without movement with which a factory may begin, in a job of twice as many or more."""
+ROUNDING = 2.0**-22
+"""Updates below this fraction of the parameters come from rounding. schedule_free_adamw has them at a learning rate of 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class Remedies:
+    """What to return instead of an optimizer that ascends, or that stands still, in the words of its library."""
+
+    ascends: str
+    still: str
+
+
+class DescentCheck:
+    """Judges the first slopes of a trainer whose optimizer comes from a factory, and no later ones.
+
+    An optimizer with the wrong sign would train upwards, and one that never moves would not train at all. The slope of a
+    step is the inner product of its update and its gradient: negative if the step goes downhill, and 0 if nothing moves.
+    The loss of one step, or of one batch, is less reliable.
+
+    A slope of 0 is inconclusive: warm-up from a learning rate of 0, and updates collected over several steps, begin with
+    it. Too many of them are refused: more than half of the job's ``steps``, or than ``STILL_STEPS_MAX``.
+    """
+
+    def __init__(self, factory: str, steps: int, remedies: Remedies) -> None:
+        self._factory, self._remedies = factory, remedies
+        self._needed, self._positive_count, self._decided = 1, 0, False
+        self._still_count, self._still_max = 0, min(STILL_STEPS_MAX, steps // 2)
+
+    @property
+    def is_decided(self) -> bool:
+        """Whether no slope is needed any more."""
+        return self._decided
+
+    def state_was_imported(self) -> None:
+        """Start again: the state may come from a peer, or from a checkpoint of another build."""
+        self._needed, self._positive_count, self._decided = WITH_MOMENTUM, 0, False
+
+    def judge(self, slope: float) -> None:
+        """Raise ConfigurationError if the slopes so far show that the optimizer ascends or does nothing."""
+        if self._decided:
+            return
+        if not slope:
+            self._still_count += 1
+            if self._still_count > self._still_max:
+                raise ConfigurationError(
+                    detail=f"training.inner_optimizer.factory {self._factory!r} returns an optimizer that did not change "
+                    f"the parameters in {self._still_count:,} steps. {self._remedies.still}"
+                )
+            return
+        if not slope > 0.0:  # downhill, or NaN, which the check of contributions refuses
+            self._decided = True
+            return
+        self._positive_count += 1
+        if self._positive_count >= self._needed:
+            raise ConfigurationError(
+                detail=f"training.inner_optimizer.factory {self._factory!r} returns an optimizer that ascends: the inner "
+                f"product of its update and the gradient is {slope:.3g}, and must be negative. {self._remedies.ascends}"
+            )
 
 
 def learning_rate(section: InnerOptimizerSection, horizon_steps: int, step: int) -> float:

@@ -14,10 +14,10 @@ import pytest
 
 from learners import inner_step
 from learners.contract import Batch
-from learners.inner_step import WITH_MOMENTUM
 from learners.jax_trainer import JaxTrainer
 from learners.model import Model
 from learners.models.model import weighted_mean
+from learners.optimizer_settings import WITH_MOMENTUM
 from orchestrator.errors import ConfigurationError
 
 SHAPES = {"embed": (16, 4), "wide": (128, 130), "gain": (4,)}

@@ -10,8 +10,8 @@ import pytest
 from optax.contrib import MuonDimensionNumbers
 
 from learners import optimizers
-from learners.inner_step import DescentCheck
-from learners.optimizer_settings import learning_rate, update_scale
+from learners.jax_trainer import OPTAX
+from learners.optimizer_settings import DescentCheck, learning_rate, update_scale
 from orchestrator.errors import ConfigurationError
 from orchestrator.parameters.pieces import Role
 from orchestrator.specification.config import parse_job
@@ -227,7 +227,7 @@ def test_updates_of_every_kind_point_downhill(kind: str) -> None:
 
 
 def test_an_optimizer_whose_first_update_points_uphill_is_refused() -> None:
-    check = DescentCheck("mine:build", steps=100)
+    check = DescentCheck("mine:build", 100, OPTAX)
     check.judge(0.0)  # as with warm-up from 0
     with pytest.raises(ConfigurationError, match=r"'mine:build' returns an optimizer that ascends.*is 2.*optax\.adamw"):
         check.judge(2.0)
@@ -235,13 +235,13 @@ def test_an_optimizer_whose_first_update_points_uphill_is_refused() -> None:
 
 @pytest.mark.parametrize("slope", [-1.0, float("nan")])
 def test_after_one_update_downhill_nothing_is_judged_any_more(slope: float) -> None:
-    check = DescentCheck("mine:build", steps=100)
+    check = DescentCheck("mine:build", 100, OPTAX)
     check.judge(slope)
     check.judge(2.0)
 
 
 def test_an_imported_state_may_point_uphill_but_not_five_times_in_a_row() -> None:
-    check = DescentCheck("mine:build", steps=100)
+    check = DescentCheck("mine:build", 100, OPTAX)
     for slopes in ((2.0, 1.0, -1.0, 3.0), (2.0, 1.0, 1.0, 1.0)):
         check.state_was_imported()
         for slope in slopes:
@@ -261,7 +261,7 @@ def test_a_state_that_is_no_numbers_is_refused_with_what_to_keep_instead() -> No
 
 @pytest.mark.parametrize(("steps", "most"), [(1, 0), (9, 4), (10**9, 1_000)])
 def test_an_optimizer_that_moves_nothing_for_half_a_job_is_refused(steps: int, most: int) -> None:
-    check = DescentCheck("mine:build", steps)
+    check = DescentCheck("mine:build", steps, OPTAX)
     for _ in range(most):
         check.judge(0.0)
     with pytest.raises(ConfigurationError, match=f"did not change the parameters in {most + 1:,} steps"):
