@@ -34,7 +34,7 @@ from torch.distributed.tensor import DTensor
 from learners.contract import Arrays, Batch, HeldOutLoss, HeldPart, HostCopy, StepResult
 from learners.factories import called, guarded, imported
 from learners.island_spec import Document, IslandSpec
-from learners.optimizer_settings import learning_rate, settings_of
+from learners.optimizer_settings import ROUNDING, DescentCheck, Remedies, learning_rate, settings_of
 from learners.resharding import Draw
 from learners.text import Text
 from learners.torch_model import (
@@ -72,6 +72,10 @@ FAULTS = (torch.OutOfMemoryError, torch.AcceleratorError)
 """Errors of a device or its memory, after which another start may succeed."""
 NOT_GIVEN = ("beta1", "beta2", "momentum", "weight_decay")
 """Settings of ``training.inner_optimizer`` that a class of optimizers does not get."""
+TORCH = Remedies(
+    ascends="Subtract the gradient: `maximize` of torch's optimizers must be false.",
+    still="Name one that changes them, such as torch.optim:AdamW, and let it step at once.",
+)
 
 
 def create(spec: Document, shard_index: int, shard_count: int) -> TorchTrainer:
@@ -103,6 +107,8 @@ class TorchTrainer:
         self._optimizers: list[torch.optim.Optimizer] = []
         self._first_rates: list[list[float]] = []
         self._group_numbers: list[dict[str, Any]] = []
+        horizon_steps, factory = spec.job.horizon_steps, self._inner.factory
+        self._descent = DescentCheck(factory, horizon_steps, TORCH) if factory is not None else None
         self._prepared = False
         self._checked_module: Callable[[torch.Tensor], Any] = guarded(
             f"the model of {MODEL} {spec.job.trainer.model!r}", with_others()(self._module), FAULTS
@@ -164,11 +170,14 @@ class TorchTrainer:
         loss = self._backward(batch)
         if self._inner.clip_norm is not None:
             nn.utils.clip_grad_norm_(self._parameters.values(), self._inner.clip_norm)
+        before = self._before_step()
         for optimizer in self._optimizers:
             guarded(
                 f"step of the optimizer {self._inner.factory or self._inner.kind!r}", optimizer.step, (RuntimeError,)
             )()
         self._forget_gradients()
+        if self._descent is not None and before is not None:
+            self._descent.judge(_slope(before))
         if not self._trained:
             self._trained = True
             self._named_state()  # refuses an optimizer whose state cannot travel
@@ -219,6 +228,8 @@ class TorchTrainer:
         """Load a peer's state. Raises DataError, and changes nothing, if it belongs to another model or optimizer."""
         self._allocate()
         self._trained = True
+        if self._descent is not None:
+            self._descent.state_was_imported()
         state = joined(state)
         parameters = {
             name.removeprefix(PARAMETERS): array for name, array in state.items() if name.startswith(PARAMETERS)
@@ -312,6 +323,20 @@ class TorchTrainer:
         groups = [optimizer.param_groups for optimizer in self._optimizers]
         self._first_rates = [[float(group["lr"]) for group in each] for each in groups]
         self._group_numbers = [_numbers_of(group) for each in groups for group in each]
+
+    def _before_step(self) -> list[tuple[nn.Parameter, torch.Tensor, torch.Tensor]] | None:
+        """Copy parameters and gradients to the host, if the step's direction is still to be judged.
+
+        An optimizer may change both in place.
+        """
+        if self._descent is None or self._descent.is_decided:
+            return None
+        with torch.no_grad():
+            return [
+                (each, each.detach().to("cpu", copy=True), each.grad.to("cpu", copy=True))
+                for each in self._parameters.values()
+                if each.grad is not None
+            ]
 
     def _backward(self, tokens: np.ndarray | Batch, accumulation: int | None = None) -> float:
         """Add the gradient of the batch's objective to the parameters' gradients, and return its plain loss."""
@@ -511,6 +536,17 @@ def _of_factory(
             detail=f"{FACTORY} {path!r} returned an optimizer of {foreign} other parameters. Use those that it gets."
         )
     return built
+
+
+def _slope(before: Iterable[tuple[nn.Parameter, torch.Tensor, torch.Tensor]]) -> float:
+    """Return the inner product of a step's update and gradient; 0 if the update is no larger than rounding."""
+    slope = update_square = parameter_square = 0.0
+    for parameter, value, gradient in before:
+        update = parameter.detach().to("cpu") - value
+        slope += float((update * gradient).sum(dtype=torch.float64))
+        update_square += float(update.square().sum(dtype=torch.float64))
+        parameter_square += float(value.square().sum(dtype=torch.float64))
+    return slope if update_square > ROUNDING**2 * parameter_square else 0.0
 
 
 def _members(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:

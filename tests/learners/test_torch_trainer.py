@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -28,6 +29,7 @@ from learners import checkpointing
 from learners.factories import trainer_of
 from learners.island_spec import IslandSpec
 from learners.job_check import findings
+from learners.optimizer_settings import WITH_MOMENTUM
 from orchestrator.checkpoints.folder import Folder
 from orchestrator.checkpoints.manifest import PART, PART_BYTES_MAX, decode_part
 from orchestrator.core.vocabulary import Incarnation
@@ -81,10 +83,29 @@ def saved(folder: Path, kind: str = "gpt2", weights: bool = True) -> Path:
     return folder
 
 
+DIRECTIONS = {"uphill": 0.01, "downhill": -0.01, "still": 0.0}
+
+
+class Direct(torch.optim.Optimizer):
+    """An optimizer that scales gradients in place before it adds them."""
+
+    def __init__(self, factor: float, named: list[tuple[str, Any]], section: Any, settings: Any) -> None:
+        super().__init__([parameter for _, parameter in named], {"lr": section["lr"]})
+        self._factor = factor
+
+    def step(self, closure: Any = None) -> None:
+        with torch.no_grad():
+            for group in self.param_groups:
+                for parameter in group["params"]:
+                    if parameter.grad is not None:
+                        parameter.add_(parameter.grad.mul_(self._factor))
+
+
 @pytest.fixture
 def mine(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     module = ModuleType("mine")
     exec(compile(MODULE, "pytorch.md", "exec"), vars(module))
+    vars(module).update({name: partial(Direct, factor) for name, factor in DIRECTIONS.items()})
     monkeypatch.setitem(sys.modules, "mine", module)
     return module
 
@@ -612,6 +633,43 @@ def test_a_module_that_cannot_train_is_refused(mine: ModuleType, factory: str, s
         trainer_of(own({}), 0, 1)
 
 
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (
+            lambda tensors: tensors.update({"score.weight": torch.ones(2, 32)}),
+            r"would drop: score\.weight\. Correct config",
+        ),
+        (
+            lambda tensors: tensors.update({"transformer.h.9.ln_1.weight": torch.ones(32)}),
+            r"would drop: transformer\.h\.9\.ln_1\.weight",
+        ),
+        (
+            lambda tensors: tensors.update({"lm_head.weight": tensors["transformer.wte.weight"] + 0.5}),
+            r"lm_head\.weight differs from the embeddings.* set tie_word_embeddings to false",
+        ),
+    ],
+    ids=["another head", "another layer", "an untied head"],
+)
+def test_weights_that_the_model_would_drop_are_refused_by_name(tmp_path: Path, change: Any, said: str) -> None:
+    from safetensors.torch import load_file, save_file
+
+    folder = saved(tmp_path / "model")
+    tensors = load_file(folder / "model.safetensors")
+    trainer_of(spec_of(folder), 0, 1)
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ConfigurationError, match=f"^trainer.model .*{said}"):
+        trainer_of(spec_of(folder), 0, 1)
+
+
+def test_an_adapter_beside_the_weights_is_refused(tmp_path: Path) -> None:
+    folder = saved(tmp_path / "model")
+    (folder / "adapter_config.json").write_text("{}")
+    with pytest.raises(ConfigurationError, match=r"has adapter_config\.json: a PEFT adapter\. Merge it"):
+        trainer_of(spec_of(folder), 0, 1)
+
+
 def test_running_statistics_are_refused_before_the_first_step(mine: ModuleType) -> None:
     class Normed(torch.nn.Module):
         def __init__(self) -> None:
@@ -638,11 +696,38 @@ def test_running_statistics_are_refused_before_the_first_step(mine: ModuleType) 
         ({"factory": "torch.optim:SGD", "settings": {"speed": 1}}, "raises TypeError: .*speed"),
         ({"factory": "mine:optimizer", "groups": [{"role": "vector"}]}, "groups its parameters itself"),
         ({"factory": "mine:build"}, "raises TypeError"),
+        ({"factory": "torch.optim:SGD", "settings": {"maximize": True}}, "ascends: .*`maximize`.* must be false"),
+        ({"factory": "torch.optim:AdamW", "settings": {"maximize": True}}, "ascends"),
+        ({"factory": "mine:uphill"}, "ascends: the inner product of its update and the gradient is "),
     ],
 )
 def test_an_optimizer_that_is_none_is_refused(mine: ModuleType, inner: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigurationError, match=said):
         trained(own(inner_optimizer=inner), 1)
+
+
+@pytest.mark.parametrize("factory", ["torch.optim:NAdam", "torch.optim:Rprop", "mine:optimizer", "mine:downhill"])
+def test_an_optimizer_that_descends_trains_whatever_it_does_to_gradients(mine: ModuleType, factory: str) -> None:
+    settings = {"betas": [0.9, 0.95]} if factory == "mine:optimizer" else {}
+    trained(own(inner_optimizer={"factory": factory, "settings": settings}), 3)
+
+
+def test_an_optimizer_that_moves_nothing_for_half_a_job_is_refused(mine: ModuleType) -> None:
+    spec = own(inner_optimizer={"factory": "mine:still"}, budget={"steps": 6})
+    with pytest.raises(
+        ConfigurationError, match=r"did not change the parameters in 4 steps. Name one that changes them"
+    ):
+        trained(spec, 4)
+
+
+def test_a_direction_is_judged_again_behind_an_imported_state(mine: ModuleType) -> None:
+    state = trained(own(inner_optimizer={"factory": "torch.optim:SGD"})).export_state().arrays()
+    receiver = trainer_of(own(inner_optimizer={"factory": "mine:uphill"}), 1, 2)
+    receiver.import_state({name: array for name, array in state.items() if name.startswith("parameters/")})
+    for step in range(WITH_MOMENTUM - 1):
+        receiver.step(step)
+    with pytest.raises(ConfigurationError, match="ascends"):
+        receiver.step(WITH_MOMENTUM)
 
 
 @pytest.mark.parametrize(
