@@ -149,6 +149,26 @@ def test_a_conversation_that_is_not_utf8_costs_its_row_alone(tmp_path: Path, for
 
 
 @pytest.mark.parametrize(
+    ("field", "record"),
+    [
+        ("text", {"text": None}),
+        (CONVERSATION, {"messages": None}),
+        (CONVERSATION, {"messages": None, "prompt": None, "completion": None}),
+        (CONVERSATION, {"prompt": "a", "completion": None}),
+        (PREFERENCE, {"prompt": "a", "chosen": "b", "rejected": None}),
+    ],
+)
+def test_a_record_whose_fields_are_null_is_skipped_in_json_as_in_parquet(
+    tmp_path: Path, field: str, record: dict[str, None]
+) -> None:
+    (tmp_path / "a.jsonl").write_text(json.dumps(record) + "\n")
+    columns = {name: pa.array([value], pa.string()) for name, value in record.items()}
+    pyarrow.parquet.write_table(pa.table(columns), tmp_path / "a.parquet")
+    for name in ("a.jsonl", "a.parquet"):
+        assert Reader(EVERYTHING, field, Unreadable(0)).documents(str(tmp_path / name), 0, 1) == []
+
+
+@pytest.mark.parametrize(
     ("line", "said"),
     [
         (b'{"text": 5}', "has a number in the field 'text', not text"),
