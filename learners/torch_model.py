@@ -17,7 +17,7 @@ from __future__ import annotations
 import os
 import socket
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from inspect import signature
 from pathlib import Path
@@ -27,6 +27,7 @@ from typing import Any
 from learners.contract import Batch, HeldPart
 from learners.factories import called, guarded
 from learners.island_spec import IslandSpec
+from learners.optimizer_settings import ROUNDING
 from orchestrator.errors import ConfigurationError, InfrastructureError, InvalidJobSpec, in_words
 from orchestrator.models import trainable
 from orchestrator.models.huggingface.weights import folder_digest
@@ -272,6 +273,17 @@ def _separate_head(module: Any) -> str:
     name = next((name for name, each in module.named_parameters() if each is weight), "")
     embeddings = module.get_input_embeddings()
     return name if name in (module._tied_weights_keys or ()) and weight is not embeddings.weight else ""
+
+
+def slope_of(before: Iterable[tuple[nn.Parameter, torch.Tensor, torch.Tensor]]) -> float:
+    """Return the inner product of a step's update and gradient; 0 if the update is no larger than rounding."""
+    slope = update_square = parameter_square = 0.0
+    for parameter, value, gradient in before:
+        update = parameter.detach().to("cpu") - value
+        slope += float((update * gradient).sum(dtype=torch.float64))
+        update_square += float(update.square().sum(dtype=torch.float64))
+        parameter_square += float(value.square().sum(dtype=torch.float64))
+    return slope if update_square > ROUNDING**2 * parameter_square else 0.0
 
 
 def trained_parameters(module: nn.Module) -> dict[str, nn.Parameter]:

@@ -34,7 +34,7 @@ from torch.distributed.tensor import DTensor
 from learners.contract import Arrays, Batch, HeldOutLoss, HeldPart, HostCopy, StepResult
 from learners.factories import called, guarded, imported
 from learners.island_spec import Document, IslandSpec
-from learners.optimizer_settings import ROUNDING, DescentCheck, Remedies, learning_rate, settings_of
+from learners.optimizer_settings import DescentCheck, Remedies, learning_rate, settings_of
 from learners.resharding import Draw
 from learners.text import Text
 from learners.torch_model import (
@@ -56,6 +56,7 @@ from learners.torch_model import (
     roles_of,
     rows_of,
     sharded,
+    slope_of,
     trained_parameters,
     weighted_mean,
     with_others,
@@ -177,7 +178,7 @@ class TorchTrainer:
             )()
         self._forget_gradients()
         if self._descent is not None and before is not None:
-            self._descent.judge(_slope(before))
+            self._descent.judge(slope_of(before))
         if not self._trained:
             self._trained = True
             self._named_state()  # refuses an optimizer whose state cannot travel
@@ -536,17 +537,6 @@ def _of_factory(
             detail=f"{FACTORY} {path!r} returned an optimizer of {foreign} other parameters. Use those that it gets."
         )
     return built
-
-
-def _slope(before: Iterable[tuple[nn.Parameter, torch.Tensor, torch.Tensor]]) -> float:
-    """Return the inner product of a step's update and gradient; 0 if the update is no larger than rounding."""
-    slope = update_square = parameter_square = 0.0
-    for parameter, value, gradient in before:
-        update = parameter.detach().to("cpu") - value
-        slope += float((update * gradient).sum(dtype=torch.float64))
-        update_square += float(update.square().sum(dtype=torch.float64))
-        parameter_square += float(value.square().sum(dtype=torch.float64))
-    return slope if update_square > ROUNDING**2 * parameter_square else 0.0
 
 
 def _members(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
