@@ -304,6 +304,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(arguments)
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
+    if options.output.is_absolute() and _is_working_folder_gone():
+        os.chdir("/")  # processes cannot be started in a folder that was removed
     try:
         counts = make(json.load(sys.stdin), options.output, options.processes, progress=not options.json)
         index, name = data_index.read(EVERYTHING, os.path.abspath(options.output))
@@ -325,6 +327,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     print(_summary(options, index, name, counts))
     return 0
+
+
+def _is_working_folder_gone() -> bool:
+    try:
+        os.getcwd()
+    except OSError:
+        return True
+    return False
 
 
 def _summary(options: argparse.Namespace, index: DataIndex, name: str, counts: Counts | None) -> str:

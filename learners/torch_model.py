@@ -237,6 +237,11 @@ def _loaded(transformers: Any, place: Path, field: str, folder: str, settings: M
             "language model. Use one that AutoModelForCausalLM loads."
         )
     config.use_cache = False
+    if (place / ADAPTER).exists():
+        raise ConfigurationError(
+            detail=f"{field} {folder} has {ADAPTER}: a PEFT adapter. Merge it into the weights "
+            "(merge_and_unload of peft) and save them, or remove it from the folder."
+        )
     if not any(place.glob("*.safetensors")):
         module: nn.Module = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
         return module
@@ -248,7 +253,27 @@ def _loaded(transformers: Any, place: Path, field: str, folder: str, settings: M
             detail=f"{field} {folder} has no weights for {', '.join(missing[:3])}{' …' * (len(missing) > 3)}, as a "
             "model without a causal head. Save it with AutoModelForCausalLM."
         )
+    if dropped := sorted(loading["unexpected_keys"]):
+        raise ConfigurationError(
+            detail=f"{field} {folder} has weights that the model would drop: {', '.join(dropped[:3])}"
+            f"{' …' * (len(dropped) > 3)}. Correct config.json, or, if they are not needed, save the model again with "
+            "AutoModelForCausalLM."
+        )
+    if getattr(config, "tie_word_embeddings", False) and (head := _separate_head(module)):
+        raise ConfigurationError(
+            detail=f"{field} {folder}: config.json has tie_word_embeddings true, but {head} differs from the embeddings. If "
+            "the model has a separate head, set tie_word_embeddings to false in config.json; otherwise save the weights "
+            "again without it."
+        )
     return module
+
+
+def _separate_head(module: Any) -> str:
+    """Return the name of the head's weight if transformers did not tie it to the embeddings, because it differs."""
+    weight = getattr(module.get_output_embeddings(), "weight", None)
+    name = next((name for name, each in module.named_parameters() if each is weight), "")
+    embeddings = module.get_input_embeddings()
+    return name if name in (module._tied_weights_keys or ()) and weight is not embeddings.weight else ""
 
 
 def trained_parameters(module: nn.Module) -> dict[str, nn.Parameter]:

@@ -142,7 +142,7 @@ def _accepted(
     except InvalidJobSpec as error:
         problems += error.problems
         return right_sections(document, problems), []
-    except ServiceUnreachable:
+    except (ServiceUnreachable, FileNotFoundError):  # a relative home in a working folder that was removed is no home
         unchecked = ["node groups, their memory, and allowed folders: no service answers (`atoll up`)"]
     try:
         document = completed(document, EVERYTHING)

@@ -24,6 +24,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from enum import StrEnum
@@ -206,7 +207,10 @@ def _free(port: int) -> bool:
 
 def _disk(*wanted: Path) -> CheckResult:
     """Check the disks of these folders: report one that cannot be written, else the fullest."""
-    places = [next(at for at in (path.absolute(), *path.absolute().parents) if at.is_dir()) for path in wanted]
+    places = []
+    for path in wanted:
+        with suppress(FileNotFoundError):  # a relative path in a working folder that was removed
+            places.append(next(at for at in (path.absolute(), *path.absolute().parents) if at.is_dir()))
     for place in places:
         try:
             with tempfile.TemporaryFile(dir=place):  # a disk that failed is read-only, whatever room it has

@@ -379,7 +379,7 @@ class Reader:
         if self.text_field in CONVERSATION_KINDS:
             _, of = CONVERSATION_KINDS[self.text_field]
             for row, record in rows.records(*_range(rows.row_count, number, count)):
-                if document := self._checked(path, row, lambda record=record: of(record)):  # type: ignore[misc]
+                if document := self._checked(path, row, lambda record=record: of(record())):  # type: ignore[misc]
                     yield document
             return
         for row, text in rows.texts(*_range(rows.row_count, number, count)):

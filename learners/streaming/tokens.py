@@ -17,7 +17,8 @@ file that is cut short ends the process by a signal. An island holds about 40 by
 
 The tokens of a Parquet file are compressed by pages, and samples begin anywhere. So the first island of a node that opens
 the file writes its tokens, four bytes each, as a ``.bin`` and ``.idx`` into the user's cache; every island and every later
-life reads them there. The copy's name is a digest of the file's path, size, time of change and column.
+life reads them there. The copy's name is a digest of the file's path, size, time of change and column. If the cache cannot
+be used, an island warns and writes the tokens to a nameless file in the folder for temporary files, for itself alone.
 
 Source: Megatron-LM, ``core/datasets/gpt_dataset.py`` (the algorithm; the code is ours).
 """
@@ -25,7 +26,9 @@ Source: Megatron-LM, ``core/datasets/gpt_dataset.py`` (the algorithm; the code i
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -59,6 +62,8 @@ ORDERS_PER_SOURCE = 3
 """The orders in memory: of the present epoch and its neighbours, because an island may continue shards of others."""
 FREQUENCY_TOKENS = 1 << 20
 """How many tokens of each source are counted for the unigram loss."""
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +135,8 @@ class Documents:
         self._roots, self._vocabulary_size, self._field = roots, vocabulary_size, field
         self._paths = list(paths)
         self._copies: dict[str, Path] = {}
+        self._nameless: IO[bytes] | None = None
+        self._in_nameless: set[str] = set()
         self._opened = lru_cache(maxsize=OPEN_FILES)(self._open)
         layouts = [self._read(path) for path in self._paths]
         self._layouts = [layout for layout, _, _ in layouts]
@@ -159,13 +166,18 @@ class Documents:
         return tokens
 
     def _open(self, path: str) -> IO[bytes]:
+        if self._nameless is not None and path in self._in_nameless:
+            return self._nameless
         return self._copies[path].open("rb") if path in self._copies else open_data(self._roots, path)
 
     def _read(self, path: str) -> tuple[TokenLayout, np.ndarray, np.ndarray]:
         try:
             with open_data(self._roots, path) as file:
                 if token_files.is_table(path):
-                    copy = self._copies[path] = _copied(path, file, self._field)
+                    try:
+                        copy = self._copies[path] = _copied(path, file, self._field)
+                    except (_Unusable, RuntimeError) as error:
+                        return self._without_cache(path, file, first_line(error))
                     with copy.open("rb") as tokens, copy.with_suffix(token_files.INDEX).open("rb") as index:
                         layout = token_files.megatron_layout(tokens, index)
                         return layout, *_indexed(layout, token_files.index_layout(index), index)
@@ -183,29 +195,57 @@ class Documents:
             detail = f"data.sources: {shown(path)} or its index cannot be read here ({error.strerror or error})."
             raise ConfigurationError(detail=f"{detail} They must exist on every node.") from error
 
+    def _without_cache(self, path: str, file: IO[bytes], reason: str) -> tuple[TokenLayout, np.ndarray, np.ndarray]:
+        """Write the tokens of a Parquet file behind those of others in a nameless file.
+
+        Raises NotTokens; ConfigurationError if there is no place for them.
+        """
+        remedy = "Set XDG_CACHE_HOME to a folder that this user can write and that has room."
+        try:
+            if self._nameless is None:
+                log.warning(
+                    "The tokens of Parquet files cannot be kept in the user's cache: %s. Training works, but each island "
+                    "writes them to a temporary file at every start. %s",
+                    *(reason, remedy),
+                )
+                self._nameless = tempfile.TemporaryFile()  # noqa: SIM115, this object keeps it
+            begin = self._nameless.seek(0, os.SEEK_END)
+            with tempfile.TemporaryFile() as index:
+                _write(file, self._field, self._nameless, index)
+                self._nameless.flush()
+                header = token_files.index_layout(index)
+                count = (self._nameless.tell() - begin) // 4
+                layout = TokenLayout(header.dtype, count, begin, None)
+                self._in_nameless.add(path)
+                return layout, *_indexed(layout, header, index)
+        except OSError as error:
+            detail = (
+                f"data.sources: the tokens of {shown(path)} can be written neither to the user's cache ({reason}) nor to a "
+                f"temporary file ({error.strerror or error})."
+            )
+            raise ConfigurationError(detail=f"{detail} {remedy}") from error
+
+
+class _Unusable(OSError):
+    """The user's cache cannot be used, with the reason."""
+
 
 def _copied(path: str, file: IO[bytes], field: str) -> Path:
     """Return the ``.bin`` with the tokens of a Parquet file, which this node keeps with an ``.idx``.
 
-    Raises NotTokens; ConfigurationError if there is no place for the copy.
+    Raises NotTokens; _Unusable if there is no place for the copy, and RuntimeError if nobody knows the user's home.
     """
     status = os.fstat(file.fileno())
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").absolute() / "atoll" / "tokens"
+    copy = kept_in(cache, "parquet", path, status.st_size, status.st_mtime_ns, field).with_suffix(token_files.MEGATRON)
     try:
-        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").absolute() / "atoll" / "tokens"
-        copy = kept_in(cache, "parquet", path, status.st_size, status.st_mtime_ns, field).with_suffix(
-            token_files.MEGATRON
-        )
         cache.mkdir(parents=True, exist_ok=True)
         with copy.with_suffix(".lock").open("wb") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # one island of a node writes, the others wait
             if not copy.with_suffix(token_files.INDEX).exists():
                 _write_copy(file, field, copy)
-    except (OSError, RuntimeError) as error:
-        reason = getattr(error, "strerror", None) or first_line(error)
-        detail = f"data.sources: the tokens of {shown(path)} cannot be written to the user's cache ({reason})."
-        raise ConfigurationError(
-            detail=f"{detail} Free disk space, or set XDG_CACHE_HOME to another folder."
-        ) from error
+    except OSError as error:
+        raise _Unusable(f"{shown(cache)}: {error.strerror or error}") from error
     return copy
 
 
@@ -214,21 +254,27 @@ def _write_copy(file: IO[bytes], field: str, copy: Path) -> None:
     endings = token_files.MEGATRON, token_files.INDEX
     drafts = [copy.with_suffix(f"{ending}.draft") for ending in endings]
     try:
+        with ExitStack() as opened:
+            tokens, index = (opened.enter_context(draft.open("wb")) for draft in drafts)
+            _write(file, field, tokens, index)
+        for draft, ending in zip(drafts, endings, strict=True):
+            draft.replace(copy.with_suffix(ending))
+    finally:
+        for draft in drafts:
+            draft.unlink(missing_ok=True)
+
+
+def _write(file: IO[bytes], field: str, tokens: IO[bytes], index: IO[bytes]) -> None:
+    """Write the tokens of a Parquet file, and an index of its rows. Raises NotTokens, OSError."""
+    try:
         rows = Rows(file, field, look_at_pages=True, is_tokens=True)
         if rows.problem:
             raise NotTokens(rows.problem, "Set token_field to the column that has them.")
-        with ExitStack() as opened:
-            tokens, index = (opened.enter_context(draft.open("wb")) for draft in drafts)
-            token_files.write_documents(rows.tokens(), tokens, index)
-        for draft, ending in zip(drafts, endings, strict=True):
-            draft.replace(copy.with_suffix(ending))
+        token_files.write_documents(rows.tokens(), tokens, index)
     except (TooLarge, ValueError, *file_kinds.DAMAGE) as error:
         if isinstance(error, NotTokens) or (isinstance(error, OSError) and error.errno is not None):
             raise
         raise NotTokens(f"cannot be read as Parquet: {first_line(error)}", "Write the file again.") from error
-    finally:
-        for draft in drafts:
-            draft.unlink(missing_ok=True)
 
 
 def _indexed(layout: TokenLayout, header: token_files.IndexLayout, index: IO[bytes]) -> tuple[np.ndarray, np.ndarray]:

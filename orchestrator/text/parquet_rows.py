@@ -2,18 +2,19 @@
 
 Reading needs one page, decompressed, and one batch of rows. A page's size is read before the page (``text.parquet_bytes``),
 and a batch has few rows if they are large. A dictionary stays encoded: its values are taken one by one, because a file of
-two kilobytes may refer to a value of 48 MiB in each of a million rows.
+two kilobytes may refer to a value of 48 MiB in each of a million rows. Texts are read as bytes and decoded one by one,
+because Parquet does not guarantee that they are UTF-8.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import IO, Any
 
 import numpy as np
 
 from orchestrator.text import parquet_bytes
-from orchestrator.text.text_records import CONVERSATION_KINDS
+from orchestrator.text.text_records import CONVERSATION_KINDS, NotText, utf8
 
 PAGE_BYTES_MAX = 512 << 20
 """The limit of a page, decompressed.
@@ -22,6 +23,8 @@ Writers make pages of 1 MiB; for documents of 400 KB, some make a thousand times
 """
 BATCH_BYTES, ROWS = 32 << 20, 256
 """The limits of a batch."""
+RECORD_BYTES_MAX = 64 << 20
+"""The limit of the texts in one conversation."""
 BLOCK_BYTES = 1 << 20
 MAGIC_BYTES = 4
 METADATA_BYTES_MAX = 256 << 20
@@ -50,13 +53,9 @@ class Rows:
         self._columns = [
             at for at, path in enumerate(paths) if any(path == name or path.startswith(inner) for name, inner in wanted)
         ]
-        if (
-            not is_chat
-            and not is_tokens
-            and not self.problem
-            and any(self._chunk(group, self._columns[0]).has_dictionary_page for group in range(self.group_count))
-        ):
-            self._parquet = ParquetFile(file, metadata=self._parquet.metadata, read_dictionary=[field], **options)
+        encoded = [] if is_tokens or self.problem else [paths[at] for at in self._columns if self._has_dictionary(at)]
+        if encoded:
+            self._parquet = ParquetFile(file, metadata=self._parquet.metadata, read_dictionary=encoded, **options)
         self.row_count = self._parquet.metadata.num_rows
 
     @property
@@ -71,13 +70,14 @@ class Rows:
         for at, batch in self._batches(first, last):
             yield from enumerate(_values(batch.column(0), 0, len(batch)), at)
 
-    def records(self, first: int, last: int) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Yield the rows from ``first`` to before ``last``: the number of each, and its conversation's fields.
+    def records(self, first: int, last: int) -> Iterator[tuple[int, Callable[[], dict[str, Any]]]]:
+        """Yield the rows from ``first`` to before ``last``: the number of each, and a function for its fields.
 
-        Raises TooLarge.
+        The function raises NotText for a row that is not UTF-8, or is too large. Raises TooLarge.
         """
         for at, batch in self._batches(first, last) if self._fields else ():
-            yield from enumerate(batch.to_pylist(), at)
+            for number in range(len(batch)):
+                yield at + number, lambda batch=batch, number=number: _Record().of(batch, number)  # type: ignore[misc]
 
     def tokens(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Yield all rows in batches: the lengths of the rows, (rows,) int64, and their tokens joined, (tokens,) int32.
@@ -117,6 +117,9 @@ class Rows:
                         break
             row += rows
 
+    def _has_dictionary(self, column: int) -> bool:
+        return any(self._chunk(group, column).has_dictionary_page for group in range(self.group_count))
+
     def _chunk(self, group: int, column: int) -> Any:
         return self._parquet.metadata.row_group(group).column(column)
 
@@ -139,6 +142,38 @@ class Rows:
                 if not page.is_dictionary:
                     row_bytes = max(row_bytes, page.byte_count / max(1, page.value_count))
         return max(1, min(ROWS, int(BATCH_BYTES / max(1.0, row_bytes * values_per_row))))
+
+
+class _Record:
+    """Takes the fields of one row as Python's values, with at most ``RECORD_BYTES_MAX`` of text."""
+
+    def __init__(self) -> None:
+        self._left = RECORD_BYTES_MAX
+
+    def of(self, batch: Any, row: int) -> dict[str, Any]:
+        """Return the row's fields by their names. Raises NotText."""
+        return {name: self._plain(batch.column(at)[row]) for at, name in enumerate(batch.schema.names)}
+
+    def _plain(self, value: Any) -> Any:
+        import pyarrow as pa
+
+        if not value.is_valid:
+            return None
+        if isinstance(value, pa.StructScalar):
+            return {name: self._plain(value[at]) for at, name in enumerate(value)}
+        if isinstance(value, pa.MapScalar):
+            return [(self._plain(entry["key"]), self._plain(entry["value"])) for entry in value.values]
+        if isinstance(value, pa.ListScalar):
+            return [self._plain(value[at]) for at in range(len(value))]
+        if isinstance(value, (pa.DictionaryScalar, pa.ExtensionScalar)):
+            return self._plain(value.value)
+        if isinstance(value, pa.BinaryScalar):
+            text = value.as_buffer()
+            self._left -= text.size
+            if self._left < 0:
+                raise NotText(f"has more than {RECORD_BYTES_MAX >> 20} MiB of text")
+            return utf8(text.to_pybytes()).decode()
+        return value.as_py()
 
 
 def _unfit(schema: Any, field: str, is_tokens: bool) -> str:

@@ -82,8 +82,8 @@ _BEGINNING, _RESULTS = ("system", "developer"), ("tool", "function", "ipython")
 def conversation_of(record: Mapping[str, Any]) -> bytes | None:
     """Return a record's conversation, or prompt and completion, as JSON: equal ones are equal bytes.
 
-    ``{"messages", "learn_from"}`` with ``tools`` if there are any, or ``{"prompt", "completion"}`` of two texts. Raises
-    NotText with the reason.
+    ``{"messages", "learn_from"}`` with ``tools`` if there are any, or ``{"prompt", "completion"}`` of two texts. None if
+    these fields are null. Raises NotText with the reason.
     """
     if record.get("messages") is not None:
         own: dict[str, Any] = {"messages": _messages(record["messages"], "messages"), "learn_from": 0}
@@ -95,6 +95,8 @@ def conversation_of(record: Mapping[str, Any]) -> bytes | None:
             return _as_bytes({"prompt": prompt, "completion": completion})
         before, after = _messages(prompt, "prompt"), _messages(completion, "completion")
         own = {"messages": [*before, *after], "learn_from": len(before)}
+    elif _is_null(record, ("messages",)) or _is_null(record, ("prompt", "completion")):
+        return None
     else:
         _require_values(record, CONVERSATION_FIELDS[:3])
         raise NotText(f"has no field 'messages', nor 'prompt' and 'completion'{_named(dict(record))}")
@@ -107,12 +109,16 @@ def conversation_of(record: Mapping[str, Any]) -> bytes | None:
 
 
 def preference_of(record: Mapping[str, Any]) -> bytes | None:
-    """Return a record's ``{"chosen", "rejected"}`` as JSON, each as ``conversation_of`` has it. Raises NotText.
+    """Return a record's ``{"chosen", "rejected"}`` as JSON, each as ``conversation_of`` has it; None if one is null.
+
+    Raises NotText.
 
     Both are texts with a ``prompt``, or lists of messages: those that answer the ``prompt``, or that begin with it. Without
     a ``prompt`` it is the messages with which both begin.
     """
     prompt, chosen, rejected = (record.get(name) for name in ("prompt", "chosen", "rejected"))
+    if _is_null(record, ("chosen", "rejected")):
+        return None
     if chosen is None or rejected is None:
         _require_values(record, ("chosen", "rejected"))
         raise NotText(f"has no fields 'chosen' and 'rejected'{_named(dict(record))}")
@@ -140,6 +146,11 @@ CONVERSATION_KINDS: Mapping[str, tuple[tuple[str, ...], Callable[[Mapping[str, A
     PREFERENCE: (PREFERENCE_FIELDS, preference_of),
 }
 """What a record is, in place of a field's name: the fields of it, and what makes JSON of them."""
+
+
+def _is_null(record: Mapping[str, Any], fields: Sequence[str]) -> bool:
+    """Return whether the record has all of these fields, and one of them is null."""
+    return all(name in record for name in fields) and any(record[name] is None for name in fields)
 
 
 def _as_bytes(value: Mapping[str, Any]) -> bytes:

@@ -40,6 +40,28 @@ def test_a_service_can_be_started_from_a_removed_folder(cold: Installation, tmp_
     cold.atoll("jobs")
 
 
+def test_a_job_is_checked_without_a_service_in_a_removed_folder(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text("islands: [{node_group: a}]\nbudget: {steps: 100}\n")
+    code, said = in_removed_folder(tmp_path, "check", str(tmp_path / "job.yaml"))
+    assert code == 0, said
+    assert "no service answers" in said
+
+
+def test_commands_that_need_no_service_work_in_a_removed_folder(tmp_path: Path) -> None:
+    text, index, tokenizer = (str(tmp_path / name) for name in ("a.txt", "a.index", "t.json"))
+    Path(text).write_text("a line of words\n" * 1_000)
+    for command in (
+        ("data", "index", text, "--output", index),
+        ("tokenizer", "train", text, "--vocabulary-size", "300", "--output", tokenizer),
+        ("doctor", "--home", str(tmp_path / "home")),
+    ):
+        code, said = in_removed_folder(tmp_path, *command)
+        assert "working folder was removed" not in said
+        assert code == 0 or command[0] == "doctor", said
+    assert Path(index).exists()
+    assert Path(tokenizer).exists()
+
+
 def test_a_home_by_a_relative_path_in_a_removed_folder_is_said_to_lead_nowhere(tmp_path: Path) -> None:
     for command in ("jobs", "down"):
         code, said = in_removed_folder(tmp_path, command)

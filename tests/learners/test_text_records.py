@@ -27,7 +27,7 @@ from orchestrator.errors import ConfigurationError, UnreadableData
 from orchestrator.specification.training_sections import DataSection
 from orchestrator.system.roots import EVERYTHING
 from orchestrator.text import parquet_rows
-from orchestrator.text.text_records import NotText, text_of
+from orchestrator.text.text_records import CONVERSATION, PREFERENCE, NotText, text_of
 
 GOOD = [f"été {number}".encode() for number in range(9)]
 BAD = "fenêtre".encode("latin-1")
@@ -97,6 +97,76 @@ def test_bytes_that_are_not_utf8_cost_one_record_and_are_counted_and_named(tmp_p
         assert [(flaws.unreadable_records, flaws.not_utf8_records) for flaws in unreadable.by_source()] == [(1, 1)]
         with pytest.raises(UnreadableData, match=rf"{name}.*{what}.*is not UTF-8 \(its byte \d+ is 0xea\)"):
             read(0)
+
+
+def strings(texts: list[bytes]) -> pa.Array:
+    return pa.Array.from_buffers(pa.string(), len(texts), pa.array(texts, pa.binary()).buffers())
+
+
+def messages(contents: pa.Array) -> pa.Array:
+    count = len(contents)
+    contents = pa.concat_arrays([pa.array(["hello"] * count).cast(contents.type), contents])
+    order = [at for number in range(count) for at in (number, count + number)]
+    turns = pa.StructArray.from_arrays(
+        [pa.array(["user", "assistant"] * count), contents.take(order)], ["role", "content"]
+    )
+    return pa.ListArray.from_arrays(pa.array(range(0, 2 * count + 1, 2), pa.int32()), turns)
+
+
+CONVERSATION_TABLES: dict[str, tuple[str, Callable[[pa.Array], dict[str, pa.Array]]]] = {
+    "messages": (CONVERSATION, lambda texts: {"messages": messages(texts)}),
+    "completion": (CONVERSATION, lambda texts: {"prompt": pa.array(["hello"] * len(texts)), "completion": texts}),
+    "prompt": (CONVERSATION, lambda texts: {"prompt": texts, "completion": pa.array(["hello"] * len(texts))}),
+    "preference": (
+        PREFERENCE,
+        lambda texts: {
+            "prompt": texts,
+            "chosen": pa.array(["a"] * len(texts)),
+            "rejected": pa.array(["b"] * len(texts)),
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", ["string", "binary", "dictionary"])
+@pytest.mark.parametrize("form", CONVERSATION_TABLES)
+def test_a_conversation_that_is_not_utf8_costs_its_row_alone(tmp_path: Path, form: str, kind: str) -> None:
+    texts = pa.array(RECORDS, pa.binary()) if kind == "binary" else strings(RECORDS)
+    if kind == "dictionary" and form != "messages":
+        texts = pa.array(RECORDS, pa.binary()).dictionary_encode()
+    field, table = CONVERSATION_TABLES[form]
+    pyarrow.parquet.write_table(pa.table(table(texts)), tmp_path / "a.parquet")
+    unreadable = Unreadable(1)
+    reader = Reader(EVERYTHING, field, unreadable)
+    for rows in (
+        reader.documents(str(tmp_path / "a.parquet"), 0, 1),
+        list(reader.whole(str(tmp_path / "a.parquet"), 1 << 30)),
+    ):
+        assert [good for good in GOOD if any(good in row for row in rows)] == GOOD
+        assert len(rows) == len(GOOD)
+    assert unreadable.by_source() == (SourceFlaws("", 1, 1),)
+    with pytest.raises(UnreadableData, match=r"row 5: it is not UTF-8 \(its byte \d+ is 0xea\)"):
+        Reader(EVERYTHING, field, Unreadable(0)).documents(str(tmp_path / "a.parquet"), 0, 1)
+
+
+@pytest.mark.parametrize(
+    ("field", "record"),
+    [
+        ("text", {"text": None}),
+        (CONVERSATION, {"messages": None}),
+        (CONVERSATION, {"messages": None, "prompt": None, "completion": None}),
+        (CONVERSATION, {"prompt": "a", "completion": None}),
+        (PREFERENCE, {"prompt": "a", "chosen": "b", "rejected": None}),
+    ],
+)
+def test_a_record_whose_fields_are_null_is_skipped_in_json_as_in_parquet(
+    tmp_path: Path, field: str, record: dict[str, None]
+) -> None:
+    (tmp_path / "a.jsonl").write_text(json.dumps(record) + "\n")
+    columns = {name: pa.array([value], pa.string()) for name, value in record.items()}
+    pyarrow.parquet.write_table(pa.table(columns), tmp_path / "a.parquet")
+    for name in ("a.jsonl", "a.parquet"):
+        assert Reader(EVERYTHING, field, Unreadable(0)).documents(str(tmp_path / name), 0, 1) == []
 
 
 @pytest.mark.parametrize(
@@ -257,6 +327,29 @@ def test_a_dictionary_of_parquet_is_never_expanded(tmp_path) -> None:
         pa.set_memory_pool(before)
     assert sum(map(len, texts)) == documents.PIECE_TEXT_MAX
     assert reader.unreadable.cut, "the rest of 4 GiB"
+    assert peak < 200 << 20, f"{peak >> 20} MiB at once"
+
+
+def test_a_dictionary_of_conversations_is_never_expanded(tmp_path) -> None:
+    options = {"dictionary_pagesize_limit": 1 << 28, "compression": "zstd", "store_schema": False}
+    values = pa.array(["user", "assistant", "x" * (8 << 20)])
+    texts = pa.DictionaryArray.from_arrays(pa.array([2] * 1024, pa.int32()), values)
+    roles = pa.DictionaryArray.from_arrays(pa.array([0, 1] * 512, pa.int32()), values[:2])
+    turns = pa.StructArray.from_arrays([roles, texts], ["role", "content"])
+    for name, ends in (("many", range(0, 1025, 2)), ("one", (0, 1024))):
+        column = pa.ListArray.from_arrays(pa.array(ends, pa.int32()), turns)
+        pyarrow.parquet.write_table(pa.table({"messages": column}), tmp_path / f"{name}.parquet", **options)
+    del texts, turns, column
+    pool, before = pa.system_memory_pool(), pa.default_memory_pool()
+    pa.set_memory_pool(pool)
+    try:
+        many, one = Reader(EVERYTHING, CONVERSATION, Unreadable(0)), Reader(EVERYTHING, CONVERSATION, Unreadable(1))
+        assert len(many.documents(str(tmp_path / "many.parquet"), 0, 1)) == 3, "of 16 MiB each, in a piece of 64 MiB"
+        assert one.documents(str(tmp_path / "one.parquet"), 0, 1) == []
+        peak = pool.max_memory()
+    finally:
+        pa.set_memory_pool(before)
+    assert list(one.unreadable.reasons.values()) == ["it has more than 64 MiB of text"]
     assert peak < 200 << 20, f"{peak >> 20} MiB at once"
 
 

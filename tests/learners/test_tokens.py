@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import struct
+import tempfile
 
 import numpy as np
 import pyarrow
@@ -443,7 +445,31 @@ def test_what_only_an_islands_reading_finds_in_a_table_is_named(make_text, table
         section = {"name": "web", "files": [path], "token_field": "id" if "flat" in path else "input_ids"}
         with pytest.raises(ConfigurationError, match=words):
             make_text([section]).draw(0, 1)
-    (tmp_path / "cache").rename(tmp_path / "aside")
-    (tmp_path / "cache").touch()
-    with pytest.raises(ConfigurationError, match=r"cannot be written to the user's cache .* set XDG_CACHE_HOME"):
-        make_text([{"name": "web", "files": [table("web.parquet", [[1] * 30])]}]).draw(0, 1)
+
+
+def test_without_a_cache_an_island_copies_for_itself_with_one_warning(
+    make_text, table, tmp_path, monkeypatch, caplog
+) -> None:
+    files = [table(f"{number}.parquet", numbered([9 + number] * 30)) for number in range(3)]
+    section = {"name": "web", "files": files, "held_out": [table("held.parquet", [[1] * 40])]}
+    expected = drawn(make_text([section]), 0, 1, 30)
+    (tmp_path / "aside").touch()
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    for places in (
+        {"XDG_CACHE_HOME": str(tmp_path / "aside")},
+        {"XDG_CACHE_HOME": "", "HOME": "/sys"},
+        {"HOME": "/nowhere"},
+    ):
+        for name, place in places.items():
+            monkeypatch.setenv(name, place)
+        caplog.clear()
+        assert drawn(make_text([section]), 0, 1, 30) == expected
+        assert len({record.getMessage() for record in caplog.records}) == 1
+        assert re.search(r"in the user's cache: .*Training works.* Set XDG_CACHE_HOME", caplog.text)
+        assert not list((tmp_path / "temporary").iterdir())
+    monkeypatch.setattr(tempfile, "tempdir", "/sys")
+    with pytest.raises(
+        ConfigurationError, match=r"neither to the user's cache \(.*\) nor to a temporary file .* Set XDG_CACHE_HOME"
+    ):
+        drawn(make_text([section]), 0, 1, 30)

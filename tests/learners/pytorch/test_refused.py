@@ -182,3 +182,40 @@ def test_a_check_of_an_optimizer_leaves_the_parameters_as_they_were(mine: Module
     trainer.trace()
     after = trainer.snapshot(trainer.tensor_shapes()).arrays()
     assert all(np.array_equal(before[name], after[name]) for name in before)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (
+            lambda tensors: tensors.update({"score.weight": torch.ones(2, 32)}),
+            r"would drop: score\.weight\. Correct config",
+        ),
+        (
+            lambda tensors: tensors.update({"transformer.h.9.ln_1.weight": torch.ones(32)}),
+            r"would drop: transformer\.h\.9\.ln_1\.weight",
+        ),
+        (
+            lambda tensors: tensors.update({"lm_head.weight": tensors["transformer.wte.weight"] + 0.5}),
+            r"lm_head\.weight differs from the embeddings.* set tie_word_embeddings to false",
+        ),
+    ],
+    ids=["another head", "another layer", "an untied head"],
+)
+def test_weights_that_the_model_would_drop_are_refused_by_name(tmp_path: Path, change: Any, said: str) -> None:
+    from safetensors.torch import load_file, save_file
+
+    folder = saved(tmp_path / "model")
+    tensors = load_file(folder / "model.safetensors")
+    trainer_of(spec_of(folder), 0, 1)
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ConfigurationError, match=f"^trainer.model .*{said}"):
+        trainer_of(spec_of(folder), 0, 1)
+
+
+def test_an_adapter_beside_the_weights_is_refused(tmp_path: Path) -> None:
+    folder = saved(tmp_path / "model")
+    (folder / "adapter_config.json").write_text("{}")
+    with pytest.raises(ConfigurationError, match=r"has adapter_config\.json: a PEFT adapter\. Merge it"):
+        trainer_of(spec_of(folder), 0, 1)
