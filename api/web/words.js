@@ -44,6 +44,8 @@ export const percent = (ratio) => (ratio === null || ratio === undefined ? "–"
 export const loss = (value) => (value === null || value === undefined ? "–" : value.toFixed(3));
 export const plain = (value) => `${Number(value.toPrecision(6))}`;
 export const rate = (value) => (value === null || value === undefined ? "–" : value.toPrecision(3));
+/** A sum with its currency: with cents, and a small one with three digits. */
+export const money = (value, currency) => (value === null || value === undefined ? "–" : `${value > 0 && value < 1 ? plain(Number(value.toPrecision(3))) : value.toLocaleString("en", { minimumFractionDigits: 2, maximumFractionDigits: 2 })} ${currency}`);
 export const plural = (number, one) => `${number} ${one}${number === 1 ? "" : "s"}`;
 export const sentence = (words) => (words ? `${words[0].toUpperCase()}${words.slice(1)}${/[.!?]$/.test(words) ? "" : "."}` : "");
 export const clock = (unix) => new Date(unix * 1000).toLocaleTimeString([], { timeStyle: "medium", hourCycle: "h23" });
