@@ -160,7 +160,7 @@ def test_eight_followers_on_slow_lines_are_near_theta_and_islands_do_not_notice(
     of_all = [delivery for reader in readers.values() for delivery in reader.deliveries]
     later = [each for each in of_all if each.byte_count < 2 * WHOLE_BFLOAT16]
     merged = sum(_merged(reader) for reader in readers.values())
-    report = {
+    report: dict[str, Any] = {
         "kills": sum(reader.kills for reader in readers.values()),
         "deliveries": len(of_all),
         "deliveries_named_by_digests": named,
