@@ -303,7 +303,10 @@ def finish_early(state: JobState, event: CommandRequested) -> list[Effect]:
 
 
 def pause(state: JobState, event: CommandRequested, request: Pause) -> list[Effect]:
-    """Send all islands away once their work is merged. A checkpoint is begun first: no island holds Θ during a pause."""
+    """Send all islands away once their work is merged, but those that were given up stay so.
+
+    A checkpoint is begun first: no island holds Θ during a pause.
+    """
     refusal = ""
     if state.phase is not JobPhase.RUNNING:
         refusal = f"the job is {state.phase}"
@@ -315,7 +318,7 @@ def pause(state: JobState, event: CommandRequested, request: Pause) -> list[Effe
         ResolveCommand(event.command, True, f"islands give their work and leave: {request.reason}")
     ]
     effects += checkpoints.begin_if_possible(state, event.at)
-    wanted = [island for island in state.islands.values() if island.wanted]
+    wanted = [i for i in state.islands.values() if i.wanted and i.state is not IslandState.FAILED]
     state.paused = Paused(request.reason, tuple(island.id for island in wanted))
     for island in wanted:
         if island.id not in state.standbys:
