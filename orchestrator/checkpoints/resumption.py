@@ -118,8 +118,8 @@ class Resumption:
         A setting that ``spec`` has with another value than the specification of the checkpoint is as ``spec`` says.
         """
         changed, before = self.manifest.changed, self.manifest.spec
-        kept = (name for name, path in CHANGEABLE.items() if _at(before, path) == _at(spec, path))
-        return commands_of(changed, kept)
+        names = (name for name, path in CHANGEABLE.items() if _at(before, path) == _at(spec, path))
+        return commands_of(changed, names)
 
     def event(self, at: Instant, islands: frozenset[IslandId]) -> JobResumed:
         """Return the event with which the job begins, without islands that it no longer has."""

@@ -216,8 +216,8 @@ def tokens_trained(answers: Sequence[IslandHoldings]) -> int:
 
 def changed_settings(answers: Iterable[IslandHoldings], of_checkpoint: ChangedSettings) -> ChangedSettings:
     """Return the newest settings that an island was given, or that the newest checkpoint has."""
-    known = (of_checkpoint, *(answer.changed for answer in answers))
-    return max(known, key=lambda changed: (changed.epoch, changed.count))
+    candidates = (of_checkpoint, *(answer.changed for answer in answers))
+    return max(candidates, key=lambda changed: (changed.epoch, changed.count))
 
 
 def survivors(answers: Sequence[IslandHoldings], choice: Choice) -> tuple[SurvivingIsland, ...]:

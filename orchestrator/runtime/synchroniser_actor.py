@@ -337,16 +337,16 @@ class LiveJob:
         evaluation.measure_unigram()
         self.supervisor.begin()
 
-    def _begin(self, cordoned: Mapping[str, str], wanted_counts: Mapping[NodeGroupId, int], kept: list[Set]) -> None:
+    def _begin(self, cordoned: Mapping[str, str], wanted_counts: Mapping[NodeGroupId, int], sets: list[Set]) -> None:
         if (resumption := self.resumption) is not None and self.survey is None:
             names = frozenset(plan.island for plan in self.policy.islands)
             self.context.post(lambda at: resumption.event(at, names))
-            kept = resumption.settings(self.context.spec.model_dump(mode="json"))
+            sets = resumption.settings(self.context.spec.model_dump(mode="json"))
         for group, caller in sorted(cordoned.items()):
             self._submit(CommandId(f"cordon-{group}-before-the-start"), caller, Cordon(NodeGroupId(group)))
         for node_group, count in wanted_counts.items():
             self._submit(CommandId(f"scale-{node_group}-at-the-start"), "the specification", Scale(node_group, count))
-        for number, request in enumerate(kept):
+        for number, request in enumerate(sets):
             self._submit(CommandId(f"setting-{number}-at-the-start"), "what was set before", request)
         self.context.post(events.JobStarted)
 
