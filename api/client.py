@@ -244,7 +244,7 @@ class Client:
         return self.send(job, commands.Finish())
 
     def change(self, job: str, **settings: float) -> Command:
-        """Change settings of a running job: ``lr`` or ``lr_ratio``, ``quorum``, ``grace``, ``interval``."""
+        """Change settings of a running job: ``lr`` or ``lr_ratio``, ``quorum``, ``grace``, ``interval``, ``cost``."""
         return self._post(f"/v1/jobs/{quote(job, safe='')}/set", Command, settings)
 
     def restart(self, job: str) -> Restart:
@@ -525,16 +525,16 @@ def _place_of(command: commands.Command) -> tuple[str, dict[str, Any] | None]:
             return "/rollback", {"checkpoint": checkpoint} if checkpoint else None
         case commands.Upgrade() | commands.Cancel() | commands.Finish():
             return f"/{commands.kind_of(command)}", None
-        case commands.Set(ratio, quorum, grace, interval):
-            return "/set", {"lr_ratio": ratio, "quorum": quorum, "grace": grace, "interval": interval}
+        case commands.Set(ratio, quorum, grace, interval, cost):
+            return "/set", {"lr_ratio": ratio, "quorum": quorum, "grace": grace, "interval": interval, "cost": cost}
+        case commands.Pause() | commands.Continue():
+            raise ConfigurationError(detail="A job is paused at its limit of cost. Set budget.at_cost and cost.")
         case commands.Inject(fault, island, duration, bytes_per_second, payloads, host):
             parts = {"duration_s": duration, "bytes_per_second": bytes_per_second, "payloads": payloads}
             more = {name: value for name, value in {"island": island, **parts}.items() if value}
             return "/chaos/faults", {"kind": fault, **more, **({} if host is None else {"host": host})}
         case commands.Cordon() | commands.Uncordon():
-            raise ConfigurationError(
-                detail="A node group is cordoned for all jobs, not for one. Use cordon and uncordon."
-            )
+            raise ConfigurationError(detail="A node group is cordoned for all jobs. Use cordon and uncordon.")
         case _:
             assert_never(command)
 

@@ -384,6 +384,9 @@ class SettingsChange(BaseModel):
     quorum: SettingCount | None = Field(default=None, description="islands that a merge needs at least")
     grace: SettingValue | None = Field(default=None, description="the longest grace window, in inner steps")
     interval: SettingCount | None = Field(default=None, description="inner steps between two offers of a fragment: H")
+    cost: SettingValue | None = Field(
+        default=None, description="the limit of cost; above the cost so far, a pause ends"
+    )
 
 
 class Restart(Answer):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from api.terminal.listing import Listing
 from orchestrator.errors import ConfigurationError
-from orchestrator.system.plain import percent, seconds
+from orchestrator.system.plain import money, percent, seconds
 from orchestrator.tape.schema import FleetHeader, Header
 from orchestrator.tape.storage import TapeWriter
 
@@ -75,8 +75,11 @@ def headline(result: Simulated) -> tuple[str, list[str]]:
 
 
 def systems_table(rows: Sequence[Row]) -> Listing:
-    table = _table("system", "goodput", "uptime", "merges", "islands/merge", "Gbps used")
+    priced = ("cost", "per million tokens") if any("cost" in row for row in rows) else ()
+    table = _table("system", "goodput", "uptime", "merges", "islands/merge", "Gbps used", *priced)
     for row in rows:
+        cost = row.get("cost", {})
+        sums = ("so_far", "per_merged_million_tokens") if priced else ()
         table.add_row(
             label(row),
             with_error(row["goodput"], row["stderr"]),
@@ -84,6 +87,7 @@ def systems_table(rows: Sequence[Row]) -> Listing:
             "–" if row["merges"] is None else f"{row['merges']:,}",
             "–" if row["contributors_mean"] is None else f"{row['contributors_mean']:.2f}",
             "–" if row["bandwidth_gbps"] is None else f"{row['bandwidth_gbps']:.3g}",
+            *(money(cost.get(name), cost.get("currency", "")) for name in sums),
         )
     return table
 

@@ -26,7 +26,7 @@ from learners.state_transfer import held_s
 from orchestrator.channel.endpoint import Carried, Endpoint, Membership, Payload
 from orchestrator.channel.frames import SHARD
 from orchestrator.core.messages import Announcement, HeldVersion, IslandHoldings
-from orchestrator.core.vocabulary import Epoch, FragmentId, Life, Version
+from orchestrator.core.vocabulary import ChangedSettings, Epoch, FragmentId, Life, Version
 from orchestrator.errors import Fenced, TransferStalled
 from orchestrator.parameters import wire_format
 from orchestrator.parameters.holding import EVERYTHING, Holding
@@ -81,6 +81,7 @@ class PublishedFragments:
         job_tokens: int,
         stepping_seconds: float,
         trains: bool,
+        changed: ChangedSettings,
     ) -> IslandHoldings:
         """Return the answer of an island at this position, whose versions of Θ are ``held``."""
         return IslandHoldings(
@@ -95,6 +96,7 @@ class PublishedFragments:
             job_tokens,
             self.expected_versions(),
             trains,
+            changed,
         )
 
     def expected_versions(self) -> tuple[Announcement, ...]:

@@ -56,6 +56,7 @@ from orchestrator.system.roots import AllowedRoots
 
 if TYPE_CHECKING:
     from learners.island_spec import IslandSpec
+    from orchestrator.core.vocabulary import ChangedSettings
 
 log = logging.getLogger(__name__)
 
@@ -195,10 +196,7 @@ class Island:
         )
 
     def promote(self, island: IslandId, shard_index: int, book: logbook.Logbook) -> dict[str, Any]:
-        """Turn this standby into an island: set its name, data and logbook.
-
-        ``Ready`` follows. Returns the facts of ``hello``.
-        """
+        """Turn this standby into an island, with its data and logbook. Return the facts of ``hello``; ``Ready`` follows."""
         self._become(island, book)
         self._shard_index = shard_index
         if self._leader is not None:
@@ -233,9 +231,9 @@ class Island:
         starting.start()
         starting.join()  # else a drain that arrives next could be carried out first, and be cancelled
 
-    def adjust(self, epoch: Epoch, lr_ratio: float, interval_steps: int) -> None:
+    def adjust(self, epoch: Epoch, lr_ratio: float, interval_steps: int, changed: ChangedSettings) -> None:
         self._outbox.check_epoch(epoch)
-        self._built().adjust(lr_ratio, interval_steps)
+        self._built().adjust(lr_ratio, interval_steps, changed)
 
     def flush(self, epoch: Epoch) -> None:
         self._outbox.check_epoch(epoch)

@@ -2,8 +2,7 @@
 
 At each boundary between two steps the loop asks its ``Replica`` what to do, and does it: it loads published versions, takes
 snapshots, and puts reports into the outbox. An offer starts a copy and leaves a report; other threads fetch the bytes while
-steps continue. The loop waits for nothing. It knows the trainer only by its contract, and nothing of Ray or JAX: calls come
-in from any thread, reports go out through the outbox.
+steps continue. The loop waits for nothing. It knows the trainer only by its contract, and nothing of Ray or JAX.
 
 A state is loaded as a whole or not at all, and only by an island that has none or has not trained on it. What happens at a
 boundary, and in which order, is decided in ``orchestrator.replica.replica``.
@@ -35,6 +34,7 @@ from orchestrator.core.vocabulary import (
     NO_ANCHOR,
     NO_RAMP,
     BatchRamp,
+    ChangedSettings,
     Epoch,
     FragmentId,
     Incarnation,
@@ -262,10 +262,10 @@ class IslandLoop:
         if begins:
             self._give_states()
 
-    def adjust(self, lr_ratio: float, interval_steps: int) -> None:
+    def adjust(self, lr_ratio: float, interval_steps: int, changed: ChangedSettings) -> None:
         """Offer every so many steps, and step at this ratio of the learning rate, from the next boundary on."""
         with self._changed:
-            self._replica.adjust(lr_ratio, interval_steps)
+            self._replica.adjust(lr_ratio, interval_steps, changed)
 
     def drain(self) -> None:
         """Finish the step and take no more; offer all work, again if a version lacks it, then report ``Drained``."""
@@ -362,8 +362,8 @@ class IslandLoop:
         held = self.published.held_versions()
         with self._changed:
             own = (self._replica.position, self._replica.anchor.tokens, self._odometer.stepping_seconds)
-            trains = not self._replica.drained and not self._ended.is_set()
-            return self.published.holdings((island, incarnation), held, *own, trains) if self._replica.started else None
+            now = (not self._replica.drained and not self._ended.is_set(), self._replica.changed)
+            return self.published.holdings((island, incarnation), held, *own, *now) if self._replica.started else None
 
     def export_state(self, timeout_s: float, request: StateRequest = WHOLE) -> State:
         """Copy the state that a peer needs to begin from here, or this process's part of it.

@@ -24,7 +24,16 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar
 
 from orchestrator.core.messages import Announcement, IslandHoldings, IslandReport
-from orchestrator.core.vocabulary import Epoch, FragmentId, IslandId, Preference, ScheduleAnchor, SourceLoss, Version
+from orchestrator.core.vocabulary import (
+    ChangedSettings,
+    Epoch,
+    FragmentId,
+    IslandId,
+    Preference,
+    ScheduleAnchor,
+    SourceLoss,
+    Version,
+)
 from orchestrator.parameters.pieces import Roles, Shape
 from orchestrator.parameters.tensors import Tensors
 from orchestrator.system.logbook import Logbook
@@ -227,7 +236,7 @@ class IslandInterface(Protocol):
 
     def start(self, epoch: Epoch, anchor: ScheduleAnchor, /) -> None: ...
 
-    def adjust(self, epoch: Epoch, lr_ratio: float, interval_steps: int, /) -> None: ...
+    def adjust(self, epoch: Epoch, lr_ratio: float, interval_steps: int, changed: ChangedSettings, /) -> None: ...
 
     def flush(self, epoch: Epoch, /) -> None: ...
 

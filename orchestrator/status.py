@@ -193,12 +193,15 @@ class SettingsNow(Facts):
     grace: Seconds | None = Field(default=None, description="the longest grace window in inner steps; null: no limit")
     interval: Count = Field(default=0, description="inner steps between two offers of a fragment: H")
     changed: bool = Field(default=False, description="whether an operator has changed one")
+    changes: Count = Field(default=0, description="how often one was changed")
+    cost: float | None = Field(default=None, description="the limit of cost that was set; null: the specification's")
 
 
 class JobFacts(ProgressFacts):
     """The state of a job apart from its islands and fragments."""
 
     pause_reason: str | None = Field(description="set while no fragment can merge")
+    paused: bool = Field(default=False, description="all islands are sent away until the limit of cost is raised")
     epoch: Count
     quorum: Count = Field(default=1, description="contributions that a merge needs now: K")
     checkpoint: CheckpointFacts = CheckpointFacts.model_construct()

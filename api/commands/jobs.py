@@ -331,7 +331,7 @@ def finish(
         conclude(client, client.finish(job), as_json)
 
 
-SETTINGS = ("lr", "quorum", "grace", "interval")
+SETTINGS = ("lr", "quorum", "grace", "interval", "cost")
 
 
 def set_settings(
@@ -340,7 +340,8 @@ def set_settings(
         list[str],
         typer.Argument(
             metavar="NAME=VALUE ...",
-            help="lr=3e-4, or lr=0.5x for half of the specification's; quorum=2; grace=4 (inner steps); interval=48.",
+            help="lr=3e-4, or lr=0.5x for half of the specification's; quorum=2; grace=4 (inner steps); interval=48; "
+            "cost=800, the limit of what the job may cost.",
             show_default=False,
         ),
     ],
@@ -348,7 +349,7 @@ def set_settings(
     url: UrlOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Change settings of a running job: its learning rate, quorum, grace window, and steps between offers."""
+    """Change settings of a running job: its learning rate, quorum, grace window, steps between offers, and limit of cost."""
     wanted = dict(map(_setting, settings))
     with connect(home, url) as client:
         conclude(client, client.change(job, **wanted), as_json)

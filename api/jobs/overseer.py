@@ -16,7 +16,7 @@ its islands, and a restart brings neither. If the new one is silent as well, eac
 The file ``taken_down`` exists from a deliberate stop of the installation until the jobs that ran then have been failed,
 because a user who stops everything does not expect the next start to undo that.
 
-A job that has cost what its budget allows is finished early, as by an operator.
+A job that has cost what its budget allows is finished early, as by an operator, or paused until its limit is raised.
 
 Jobs are isolated: a problem with one job's row, folder or answer is reported once, for that job, and the round continues.
 The progress of each job is stored now and then, for a job that fails without being able to report it.
@@ -73,7 +73,7 @@ UNSEEN = "it is unknown whether it runs:"
 NOTHING_LEFT = "it no longer runs, and it left neither a final state nor a tape."
 THE_SERVICE = "the service, which restarted it"
 THE_BUDGET = "budget.cost"
-"""The caller of the command that finishes a job because of what it has cost."""
+"""The caller of the commands that a job gets because of what it has cost."""
 
 
 class Presence(Enum):
@@ -203,7 +203,7 @@ class Overseer:
             self._complain(row, f"{UNSEEN} {reason_of(error)}", error)
             return Presence.THERE
         try:
-            self._finish_at_limit(row, record)
+            self._keep_to_limit(row, record)
             self._silences.pop(row.job, None)
             (self._paused.discard if record.view.pause_reason is None else self._paused.add)(row.job)
             self._progress[row.job] = last_known_of(record)
@@ -218,15 +218,18 @@ class Overseer:
                 self._store.update_job(row.job, reason="")
         return Presence.THERE
 
-    def _finish_at_limit(self, row: JobRow, record: JobStatus) -> None:
-        """Store the command that finishes a job that has cost what its budget allows, once. The outbox delivers it."""
-        if not is_at_limit(row.spec, record):
+    def _keep_to_limit(self, row: JobRow, record: JobStatus) -> None:
+        """Store the command that the job's limit of cost requires, once for each limit. The outbox delivers it."""
+        command = command_at_limit(row.spec, record)
+        if command is None:
             return
-        stored = row_of(row.job, THE_BUDGET, commands.Finish())
-        stored.idempotency_key = f"{THE_BUDGET}:{row.job}"
+        changes = record.view.settings.changes if record.view.settings is not None else 0
+        stored = row_of(row.job, THE_BUDGET, command)
+        word = commands.kind_of(command)
+        stored.idempotency_key = f"{THE_BUDGET}:{row.job}:{word}:{record.view.epoch}:{changes}"
         with suppress(DuplicateKey):
             self._store.add_command(stored)
-            logger.warning("job %s has cost its budget; it is finished early", row.job)
+            logger.warning("job %s gets the command to %s because of its limit of cost", row.job, word)
 
     def _see_to(self, row: JobRow, presence: Presence, taken_down: bool) -> None:
         if presence is Presence.THERE:
@@ -377,13 +380,23 @@ class Overseer:
                 self._store.update_job(row.job, reason=reason)
 
 
-def is_at_limit(spec: Any, record: JobStatus) -> bool:
-    """Return whether a running job has cost what its budget allows, and has work that can be merged."""
-    budget, cost = spec.get("budget") if isinstance(spec, dict) else None, record.goodput.get("cost")
-    limit = budget.get("cost") if isinstance(budget, dict) else None
-    if not isinstance(limit, float | int) or cost is None or record.view.phase != "running":
-        return False
-    return cost["so_far"] >= limit and record.view.tokens_trained > 0
+def command_at_limit(spec: Any, record: JobStatus) -> commands.Finish | commands.Pause | commands.Continue | None:
+    """Return what a running job must do now by its limit of cost: the one that was set last, else the specification's.
+
+    A job that has no work which can be merged does nothing.
+    """
+    budget, cost, view = spec.get("budget") if isinstance(spec, dict) else None, record.goodput.get("cost"), record.view
+    budget = budget if isinstance(budget, dict) else {}
+    limit = budget.get("cost") if view.settings is None or view.settings.cost is None else view.settings.cost
+    if not isinstance(limit, float | int) or cost is None or view.phase != "running" or not view.tokens_trained:
+        return None
+    so_far, currency = cost["so_far"], cost["currency"]
+    if so_far < limit:
+        return commands.Continue(f"the limit of cost is {limit:g} {currency} now") if view.paused else None
+    if budget.get("at_cost") != "pause":
+        return commands.Finish()
+    reason = f"it has cost its limit of {limit:g} {currency}; raise it with `atoll set JOB cost=…` to continue"
+    return None if view.paused else commands.Pause(reason)
 
 
 def reason_in(error: Exception) -> str:

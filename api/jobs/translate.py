@@ -374,7 +374,12 @@ def settings_command(wanted: SettingsChange, spec: Mapping[str, Any]) -> command
             detail = f"lr is {wanted.lr:g}, but the optimizer of {inner['factory']} has a learning rate of its own."
             raise Conflict(detail=detail, remedy="Give a ratio of it, such as lr=0.5x.")
         ratio = wanted.lr / inner["lr"] if wanted.lr is not None else ratio
-    return commands.Set(ratio, wanted.quorum, wanted.grace, wanted.interval)
+    if wanted.cost is not None and any(entry.get("price") is None for entry in spec.get("islands") or ()):
+        raise Conflict(
+            detail=f"cost is {wanted.cost:g}, but not every node group of the job has a price.",
+            remedy="Submit the job again from its newest checkpoint to a service with --prices FILE.",
+        )
+    return commands.Set(ratio, wanted.quorum, wanted.grace, wanted.interval, wanted.cost)
 
 
 def command_of(row: CommandRow) -> Command:

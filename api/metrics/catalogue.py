@@ -150,6 +150,12 @@ _FAMILIES = (
     ),
     Family(
         "gauge",
+        "atoll_job_paused_at_limit",
+        ("atoll_job",),
+        "1 while the job has no islands because it has cost its limit, which somebody must raise.",
+    ),
+    Family(
+        "gauge",
         "atoll_helper_up",
         ("atoll_job", "helper"),
         "1 while the job's helper process (controller, evaluator, a node's agent) answers. 0: it restarts, or is silent.",

@@ -81,6 +81,7 @@ def _of_job(job: str, status: JobStatus) -> Iterator[Sample]:
         yield Sample("atoll_job_phase", (job, phase.value), view.phase == phase)
     yield Sample("atoll_job_age_seconds", (job,), status.at)
     yield Sample("atoll_job_paused", (job,), view.pause_reason is not None)
+    yield Sample("atoll_job_paused_at_limit", (job,), view.paused)
     for helper in status.helpers:
         yield Sample("atoll_helper_up", (job, helper.name), helper.condition == "running")
         yield Sample("atoll_helper_restarts", (job, helper.name), helper.restarts)

@@ -72,7 +72,9 @@ EVENTS = {
     "CancelRequested": "{caller} asks to cancel the job",
     "FinishRequested": "{caller} asks to finish the job early",
     "SetRequested": "{caller} asks to change settings: lr {lr_ratio}, quorum {quorum}, grace {grace_cap_steps}, "
-    "interval {sync_interval_steps} (None: as before)",
+    "interval {sync_interval_steps}, cost {cost_max} (None: as before)",
+    "PauseRequested": "{caller} asks to pause the job: {reason}",
+    "ContinueRequested": "{caller} asks to continue the job: {reason}",
     "FaultInjected": "chaos of {caller}: {kind} {island}",
 }
 EFFECTS = {

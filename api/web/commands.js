@@ -94,7 +94,7 @@ export async function command(action, job, target) {
   if (action === "chaos") return startPlan(job, where);
   const question = QUESTIONS[action];
   const field = action === "scale" ? islandsField(job, target) : action === "priority" ? priorityField(job) : question.field;
-  const fields = action === "settings" ? settingFields(job.settings) : [];
+  const fields = action === "settings" ? settingFields(job) : [];
   const { go, ticked, number, numbers } = await confirm({ ...question, ...(BUTTONS[action] && { verb: BUTTONS[action] }), field, fields, title: `${question.verb} ${target}?` });
   if (!go) return null;
   const what = `${action} ${target}`;
@@ -148,12 +148,13 @@ function islandsField(job, group) {
 }
 
 /** What `atoll set` changes, with its present values. A grace window without a limit is left out. */
-function settingFields({ lr_ratio, quorum, grace, interval }) {
+function settingFields({ settings: { lr_ratio, quorum, grace, interval, cost }, goodput }) {
   return [
     { name: "lr_ratio", label: "Learning rate, as a ratio of the specification's", value: lr_ratio, step: "any" },
     { name: "quorum", label: "Quorum", value: quorum, step: 1 },
     grace !== null && { name: "grace", label: "Grace window, in steps", value: grace, step: "any" },
     { name: "interval", label: "Steps between offers", value: interval, step: 1 },
+    goodput.cost && { name: "cost", label: `Limit of cost, in ${goodput.cost.currency} (empty: as submitted)`, value: cost, step: "any" },
   ].filter(Boolean);
 }
 

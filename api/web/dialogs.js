@@ -51,7 +51,7 @@ export async function confirm({ title, text, box, field, fields = [], verb, dang
       h("p", {}, text),
       box && h("label", { class: "tick" }, h("input", { type: "checkbox" }), box),
       field && h("label", {}, field.label, h("input", { type: "number", min: field.min, max: field.max, required: true, "aria-describedby": field.hint && "field-hint" })),
-      fields.map(({ name, label, value, step }) => h("label", {}, label, h("input", { type: "number", name, value, step, required: true }))),
+      fields.map(({ name, label, value, step }) => h("label", {}, label, h("input", { type: "number", name, value, step, required: value !== null }))),
       field?.hint && h("p", { id: "field-hint", class: "soft" }, field.hint),
       buttons(verb, danger ? "danger" : "primary", !field && !fields.length, dismiss),
     ),
@@ -60,9 +60,10 @@ export async function confirm({ title, text, box, field, fields = [], verb, dang
   const number = confirmDialog.querySelector("[type=number]");
   if (tick) tick.checked = false;
   if (field) number.value = field.value;
-  for (const { name, value } of fields) confirmDialog.querySelector(`[name=${name}]`).value = value;
+  const input = (name) => confirmDialog.querySelector(`[name=${name}]`);
+  for (const { name, value } of fields) input(name).value = value ?? "";
   const answer = await ask(confirmDialog);
-  const numbers = Object.fromEntries(fields.map(({ name }) => [name, Number(confirmDialog.querySelector(`[name=${name}]`).value)]));
+  const numbers = Object.fromEntries(fields.map(({ name }) => [name, input(name).value === "" ? null : Number(input(name).value)]));
   return { go: answer === "go", ticked: Boolean(tick?.checked), number: Number(number?.value), numbers };
 }
 

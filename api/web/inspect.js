@@ -128,8 +128,8 @@ const spaced = (name) => name.replace(/(?<=[a-z])(?=[A-Z])/g, " ").toLowerCase()
 
 const facts = (event) => TOLD.filter((name) => event[name] !== undefined && event[name] !== "" && event[name] !== null).map((name) => (name === "island" ? event[name] : `${name.replace("_", " ")} ${event[name]}`)).join(", ");
 
-const settingsNow = ({ lr_ratio, quorum, grace, interval }) =>
-  `learning rate ${lr_ratio} of the specification's, quorum ${quorum}, grace ${grace ?? "for everyone"}, ${interval} steps between offers`;
+const settingsNow = ({ lr_ratio, quorum, grace, interval, cost }) =>
+  `learning rate ${lr_ratio} of the specification's, quorum ${quorum}, grace ${grace ?? "for everyone"}, ${interval} steps between offers${cost ? `, limit of cost ${cost}` : ""}`;
 
 function settings({ specification }, job) {
   const fact = (what, value) => value && h("div", {}, h("dt", {}, what), h("dd", {}, value));

@@ -399,6 +399,7 @@ function drawJob(job) {
   fill(place("islands"), views.islands(job, mayChange()));
   drawLoss();
   drawChart("goodput", "Where island time went", "Productive time is time that reached a merge.", charts.goodputChart);
+  fill(place("cost"), views.cost(job));
   drawChart("timeline", "Islands over time", "× marks a loss.", charts.timelineChart);
   fill(place("lines"), views.lines(job));
   const alive = !FINAL.has(job.state);

@@ -5,8 +5,8 @@
  * `main.js` handles it.
  */
 
-import { badge, h } from "./dom.js";
-import { FINAL, JOB_TONES, ago, beforeTheEnd, bytes, clock, count, day, looks, loss, percent, plural, rate, seconds, sentence, significant } from "./words.js";
+import { badge, h, row, table } from "./dom.js";
+import { FINAL, JOB_TONES, ago, beforeTheEnd, bytes, clock, count, day, looks, loss, money, percent, plural, rate, seconds, sentence, significant } from "./words.js";
 
 export { lines } from "./lines.js";
 
@@ -63,7 +63,7 @@ export function headline(job, buttons, checkpoints) {
     h("p", { class: "lead" }, about, job.reason && job.state !== "failed" ? ` ${sentence(job.reason)}` : ""),
     job.state === "failed" && h("p", { class: "notice bad" }, sentence(job.reason)),
     job.report_ready && h("p", { class: "lead" }, h("button", { type: "button", "data-action": "report" }, "Download the report")),
-    !ended && job.pause_reason && h("p", { class: "notice" }, `No fragment can merge: ${job.pause_reason}`),
+    !ended && job.pause_reason && h("p", { class: "notice" }, job.paused ? sentence(job.pause_reason) : `No fragment can merge: ${job.pause_reason}`),
     job.checkpoint?.trouble && h("p", { class: "notice" }, `Checkpoints ${ended ? "failed" : "fail"}: ${job.checkpoint.trouble}`),
     (job.warnings ?? []).map((one) => h("p", { class: "lead" }, `Warning: ${one.path} ${one.message} ${one.remedy}`)),
     !ended && (job.helpers ?? []).filter((one) => one.reason).map((one) => h("p", { class: "notice" }, `The ${one.name}: ${one.reason}.`)),
@@ -85,6 +85,24 @@ export function lastKnown(summary) {
     h("div", { class: "title" }, h("h1", {}, summary.job), stateBadge(summary)),
     h("p", { class: summary.silent ? "notice" : "nothing" }, summary.silent ? `${sentence(summary.reason)} The figures below are the last known ones.` : "Loading…"),
     tiles(summary, tile("Islands", `${summary.island_count}`, summary.silent ? "their states are not known" : "in the specification")),
+  ];
+}
+
+/** What the job has cost and will cost, or null if none of its node groups has a price. */
+export function cost({ goodput: { cost: bill } }) {
+  if (!bill) return null;
+  const sum = (value) => money(value, bill.currency);
+  const { forecast, so_far: soFar } = bill;
+  const spread = forecast?.low !== null && forecast?.low !== undefined ? `; between ${sum(forecast.low)} and ${sum(forecast.high)}` : "; its spread is not known yet";
+  const rows = [
+    ...Object.entries(bill.node_groups).map(([group, value]) => row(group, ["node group", sum(value)])),
+    ...Object.entries(bill.badput).filter(([, value]) => value > 0).map(([cause, value]) => row(cause, [`badput, ${percent(soFar ? value / soFar : 0)}`, sum(value)])),
+  ];
+  return [
+    h("h2", { id: "cost-title" }, "Cost"),
+    h("p", { class: "sub" }, `${sum(soFar)} so far, ${sum(bill.per_merged_million_tokens)} per merged million tokens.`, forecast ? ` ${sum(forecast.expected)} at the end of the token budget${spread}.` : ""),
+    bill.unpriced.length > 0 && h("p", { class: "notice" }, `Without a price, and not in these figures: ${bill.unpriced.join(", ")}.`),
+    table("Cost by node group, and of what was not productive", ["Of", "Kind", "Cost"], rows),
   ];
 }
 

@@ -46,6 +46,8 @@ export const plain = (value) => `${Number(value.toPrecision(6))}`;
 /** 0.00012345 → 0.000123; 1.2345e-7 → 1.23e-7 */
 export const significant = (value) => (value === null || value === undefined ? "–" : `${Number(value.toPrecision(3))}`);
 export const rate = (value) => (value === null || value === undefined ? "–" : value.toPrecision(3));
+/** A sum with its currency: with cents, and a small one with three digits. */
+export const money = (value, currency) => (value === null || value === undefined ? "–" : `${value > 0 && value < 1 ? plain(Number(value.toPrecision(3))) : value.toLocaleString("en", { minimumFractionDigits: 2, maximumFractionDigits: 2 })} ${currency}`);
 export const plural = (number, one) => `${number} ${one}${number === 1 ? "" : "s"}`;
 export const sentence = (words) => (words ? `${words[0].toUpperCase()}${words.slice(1)}${/[.!?]$/.test(words) ? "" : "."}` : "");
 export const clock = (unix) => new Date(unix * 1000).toLocaleTimeString([], { timeStyle: "medium", hourCycle: "h23" });

@@ -29,6 +29,7 @@ from dataclasses import asdict, dataclass, fields
 from hashlib import blake2b
 from typing import Any, TypeVar
 
+from orchestrator.core.vocabulary import UNCHANGED, ChangedSettings, Epoch
 from orchestrator.errors import DataError
 from orchestrator.parameters.pieces import RoleRow
 from orchestrator.system.roots import name_parts, shown
@@ -40,6 +41,7 @@ MANIFEST_BYTES_MAX, PART_BYTES_MAX = 32 << 20, 4 << 20
 """A thousand islands with a hundred fragments, with the files that Orbax writes, need 6 MB; as objects, ten times that."""
 COUNT_MAX, NUMBER_MAX, SECONDS_MAX = 2**62, 2**31 - 1, 1e12
 FRAGMENTS_MAX, PARTS_MAX, FILES_MAX, LEGS_MAX, TEXT_MAX = 10_000, 100_000, 1_000_000, 10_000, 1000
+_INTERVAL, _NUMBERS = "sync_interval_steps", ("lr_ratio", "grace_cap_steps", "cost_max")
 _DIGEST = re.compile(r"[0-9a-f]{16,128}")
 T = TypeVar("T")
 
@@ -122,8 +124,10 @@ class Manifest:
     legs             the cursors at each earlier resumption, first to last, in blocks (``learners.island_spec``)
     batch_sizes      of every data shard, in sequences
     granules         the block of each resumption, in sequences
+    changed          the settings that operators had changed, of the job that took it
 
-    A manifest of an earlier build has no ``batch_sizes`` and no ``granules``: they were ``training.batch_size`` then.
+    A manifest of an earlier build has no ``batch_sizes`` and no ``granules``: they were ``training.batch_size`` then. It has
+    no ``changed`` either.
     """
 
     job: str
@@ -140,6 +144,7 @@ class Manifest:
     files: tuple[File, ...]
     batch_sizes: tuple[int, ...]
     granules: tuple[int, ...] = ()
+    changed: ChangedSettings = UNCHANGED
     schema: str = SCHEMA
 
     @property
@@ -190,7 +195,7 @@ def from_document(document: Any, name: str) -> Manifest:
 
 def _manifest(document: Any) -> Manifest:
     earlier = {name for name in ("granules", "batch_sizes") if name not in document}
-    values = _fields(Manifest, {**document, **dict.fromkeys(earlier)})
+    values = _fields(Manifest, {"changed": asdict(UNCHANGED), **document, **dict.fromkeys(earlier)})
     if not isinstance(values["spec"], dict):
         raise _Unfit("spec", "is not an object")
     legs = _list(values["legs"], "legs", LEGS_MAX, lambda leg: _counts(leg, "legs", PARTS_MAX))
@@ -214,6 +219,7 @@ def _manifest(document: Any) -> Manifest:
         granules=_list(granules, "granules", LEGS_MAX, lambda one: _count(one, "granules", 1, NUMBER_MAX)),
         parts=_list(values["parts"], "parts", PARTS_MAX, _part),
         files=_files(values["files"]),
+        changed=_changed(values["changed"]),
     )
     _agree(manifest)
     return manifest
@@ -242,6 +248,14 @@ def _agree(manifest: Manifest) -> None:
 def _batch_size(spec: Mapping[str, Any]) -> Any:
     training = spec.get("training")
     return training.get("batch_size", 1) if isinstance(training, Mapping) else 1
+
+
+def _changed(document: Any) -> ChangedSettings:
+    values = _fields(ChangedSettings, document)
+    counts = [None if values[name] is None else _count(values[name], name, 1) for name in ("quorum", _INTERVAL)]
+    numbers = {name: None if values[name] is None else _seconds(values[name], name) for name in _NUMBERS}
+    epoch, count = Epoch(_count(values["epoch"], "epoch")), _count(values["count"], "count")
+    return ChangedSettings(epoch, count, quorum=counts[0], sync_interval_steps=counts[1], **numbers)
 
 
 def _part(document: Any) -> Part:

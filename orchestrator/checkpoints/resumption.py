@@ -9,7 +9,7 @@ only this file. A checkpoint of another model, or of other data, is refused with
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from reprlib import repr as brief
@@ -18,8 +18,9 @@ from typing import Any
 from orchestrator.checkpoints.folder import Folder
 from orchestrator.checkpoints.manifest import MANIFEST_BYTES_MAX, Manifest, from_document, seal, unseal
 from orchestrator.checkpoints.reading import newest_sound
+from orchestrator.core.commands import Set
 from orchestrator.core.saving import JobResumed, SavedIsland
-from orchestrator.core.vocabulary import Instant, IslandId, Version
+from orchestrator.core.vocabulary import ChangedSettings, Instant, IslandId, Version
 from orchestrator.errors import DataError
 from orchestrator.system.roots import AllowedRoots
 from orchestrator.system.run_folder import RESUMED, SPECIFICATION
@@ -63,6 +64,14 @@ REASONS: Mapping[tuple[str, ...], str] = {
     ("model", "weights_digest"): " (what was trained only fits the frozen weights of model.initial_weights then)",
 }
 """What a difference means, where its field alone does not say it."""
+CHANGEABLE: Mapping[str, tuple[str, ...]] = {
+    "lr_ratio": ("training", "inner_optimizer", "lr"),
+    "quorum": ("synchroniser", "quorum"),
+    "grace_cap_steps": ("synchroniser", "grace_cap_steps"),
+    "sync_interval_steps": ("synchroniser", "interval_steps"),
+}
+"""The settings that operators change in a running job, and their places in a specification. The limit of cost is not one:
+it counts from the beginning of the resumed job."""
 TOKENIZER, SOURCES = ("data", "tokenizer"), ("data", "sources")
 LATER: Mapping[tuple[str, ...], Any] = {
     ("training", "inner_optimizer", "kind"): "adamw",
@@ -103,6 +112,15 @@ class Resumption:
         """Return the checkpoint's folder. Raises OutsideRoots if jobs may no longer read there."""
         return Folder.within(roots, self.url)
 
+    def settings(self, spec: Mapping[str, Any]) -> list[Set]:
+        """Return the commands that bring back what operators had changed, one for each setting.
+
+        A setting that ``spec`` has with another value than the specification of the checkpoint is as ``spec`` says.
+        """
+        changed, before = self.manifest.changed, self.manifest.spec
+        names = (name for name, path in CHANGEABLE.items() if _at(before, path) == _at(spec, path))
+        return commands_of(changed, names)
+
     def event(self, at: Instant, islands: frozenset[IslandId]) -> JobResumed:
         """Return the event with which the job begins, without islands that it no longer has."""
         manifest = self.manifest
@@ -123,6 +141,12 @@ class Resumption:
             tuple(island for island in saved if island.island in islands),
             self.refused,
         )
+
+
+def commands_of(changed: ChangedSettings, names: Iterable[str]) -> list[Set]:
+    """Return a command for each of these settings that was changed, so that one may be refused without the others."""
+    values = ((name, getattr(changed, name)) for name in names)
+    return [Set(**{name: value}) for name, value in values if value is not None]
 
 
 def find(roots: AllowedRoots, url: str, spec: Mapping[str, Any]) -> Resumption:

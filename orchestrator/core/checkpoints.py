@@ -350,6 +350,11 @@ def _cannot(state: JobState) -> str:
     return ""
 
 
+def begin_if_possible(state: JobState, now: Instant) -> list[Effect]:
+    """Begin a checkpoint unless one is being taken or none can be."""
+    return [] if _cannot(state) else begin(state, now)
+
+
 def _may_answer(state: JobState, life: Life) -> bool:
     island = state.islands[life[0]]
     return island.incarnation == life[1] and island.state in MAY_ANSWER

@@ -100,12 +100,28 @@ class Set:
     quorum               K
     grace_cap_steps      the longest grace window, in inner steps
     sync_interval_steps  H
+    cost_max             the limit of what the job may cost, which the service watches
     """
 
     lr_ratio: float | None = None
     quorum: int | None = None
     grace_cap_steps: float | None = None
     sync_interval_steps: int | None = None
+    cost_max: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """Have all islands give their work and leave, and place none, until ``Continue``. The service's, at a limit of cost."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Continue:
+    """Place the islands again that left when the job was paused."""
+
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +162,7 @@ def settings_applied(policy: JobPolicy, request: Set) -> JobPolicy:
 
 IslandCommand = Kill | Drain | Readd
 NodeGroupCommand = Scale | Cordon | Uncordon
-JobCommand = Checkpoint | Rollback | Upgrade | Cancel | Finish | Set
+JobCommand = Checkpoint | Rollback | Upgrade | Cancel | Finish | Set | Pause | Continue
 OperatorCommand = IslandCommand | NodeGroupCommand | JobCommand
 """Those that the core decides on. Each is answered by one ``ResolveCommand``."""
 Command = OperatorCommand | Inject

@@ -22,7 +22,9 @@ from orchestrator.core.saving import (
 from orchestrator.core.vocabulary import (
     NO_ANCHOR,
     NO_INCARNATION,
+    UNCHANGED,
     UNWRITTEN_DEFAULT,
+    ChangedSettings,
     CloseReason,
     CommandId,
     Contribution,
@@ -268,13 +270,14 @@ class AdjustIsland:
     """Offer each fragment every ``interval_steps`` from the next boundary on, and step at ``lr_ratio`` of the schedule.
 
     These are the settings that an operator changed, and the latest of them count. Given to an island that trains, and with
-    every later order to train.
+    every later order to train. The island keeps ``changed`` for a synchroniser that has lost its tape.
     """
 
     island: IslandId
     incarnation: Incarnation
     lr_ratio: float
     interval_steps: int
+    changed: ChangedSettings = field(default=UNCHANGED, metadata=UNWRITTEN_DEFAULT)
 
 
 @dataclass(frozen=True, slots=True)

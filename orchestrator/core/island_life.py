@@ -124,8 +124,13 @@ def placed(state: JobState, island: Island, event: IslandPlaced) -> list[Effect]
         return [KillIsland(island.id, island.incarnation, island.current.kill_reason)]
     if _survived(state.islands[island.id]):
         state.islands[island.id] = island_record.ready(state.islands[island.id])
-        return salvage.found(state, state.islands[island.id], event.at) if state.seeded else []
+        return _found(state, state.islands[island.id], event.at) if state.seeded else []
     return []
+
+
+def _found(state: JobState, island: Island, now: Instant) -> list[Effect]:
+    """Let an island that survived train on, with the settings of the job."""
+    return [*adjustment(state, island), *salvage.found(state, island, now)]
 
 
 def _survived(island: Island) -> bool:
@@ -162,7 +167,7 @@ def seeded(state: JobState, event: OuterStateSeeded) -> list[Effect]:
     waiting = [i for i in state.islands.values() if i.current.ready and i.state is IslandState.STARTING]
     effects: list[Effect] = []
     for island in sorted(waiting, key=lambda island: not _survived(island)):  # these can give a state to the others
-        effects += salvage.found(state, island, event.at) if _survived(island) else catch_up(state, island.id)
+        effects += _found(state, island, event.at) if _survived(island) else catch_up(state, island.id)
     return effects
 
 
@@ -233,9 +238,10 @@ def caught_up(state: JobState, island: Island, report: CaughtUp, now: Instant) -
 
 def adjustment(state: JobState, island: Island) -> list[Effect]:
     """Give the island the settings of the job, if an operator has ever changed one."""
-    if not state.settings_changed:
+    if not state.changed.count:
         return []
-    return [AdjustIsland(island.id, island.incarnation, state.lr_ratio, state.policy.sync_interval_steps)]
+    settings = (state.lr_ratio, state.policy.sync_interval_steps, state.changed)
+    return [AdjustIsland(island.id, island.incarnation, *settings)]
 
 
 def catch_up_failed(state: JobState, island: Island, report: CatchUpFailure, now: Instant) -> list[Effect]:

@@ -23,10 +23,21 @@ whether it answers. The driver keeps the deadlines of timers (``tape.pending``).
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import astuple
+from dataclasses import asdict, astuple
 
 from orchestrator.core import checkpoints, evaluation, island_life, island_record
-from orchestrator.core.commands import Cordon, Drain, Kill, Readd, Scale, Set, Uncordon, settings_applied
+from orchestrator.core.commands import (
+    Continue,
+    Cordon,
+    Drain,
+    Kill,
+    Pause,
+    Readd,
+    Scale,
+    Set,
+    Uncordon,
+    settings_applied,
+)
 from orchestrator.core.effects import (
     DrainIsland,
     Effect,
@@ -55,7 +66,7 @@ from orchestrator.core.events import (
 from orchestrator.core.fragment_life import abandon_open_rounds, advance_all, lose_payloads, publish_newer
 from orchestrator.core.island_record import WITH_PROCESS, Island
 from orchestrator.core.messages import CatchUpFailure, Overdue, Progress
-from orchestrator.core.state import JobState
+from orchestrator.core.state import JobState, Paused
 from orchestrator.core.vocabulary import (
     FailureExtent,
     Instant,
@@ -139,7 +150,7 @@ def settle(state: JobState, event: Event) -> list[Effect]:
         if given_up and all(i.state is IslandState.FAILED for i in state.job_islands):
             reasons = "; ".join(f"{i.id}: {i.reason}" for i in state.job_islands)
             return finish(state, JobOutcome.FAILED, f"every island was given up ({reasons})")
-        return island_life.promote(state) if state.standbys else []
+        return island_life.promote(state) if state.standbys and state.paused is None else []
     if state.phase is JobPhase.FINISHING:
         return _go_on_finishing(state, event.at)
     return []
@@ -207,7 +218,7 @@ def drain(state: JobState, event: CommandRequested, request: Drain) -> list[Effe
 
 
 def readd(state: JobState, event: CommandRequested, request: Readd) -> list[Effect]:
-    island = _addressed(state, request.island)
+    island = _addressed(state, request.island) if state.paused is None else _paused(state.paused)
     if isinstance(island, str):
         return [ResolveCommand(event.command, False, island)]
     if island.state in WITH_PROCESS and island.wanted:
@@ -291,6 +302,45 @@ def finish_early(state: JobState, event: CommandRequested) -> list[Effect]:
     return [answer, *_begin_finishing(state, event.at, reason)]
 
 
+def pause(state: JobState, event: CommandRequested, request: Pause) -> list[Effect]:
+    """Send all islands away once their work is merged, but those that were given up stay so.
+
+    A checkpoint is begun first: no island holds Θ during a pause.
+    """
+    refusal = ""
+    if state.phase is not JobPhase.RUNNING:
+        refusal = f"the job is {state.phase}"
+    elif state.paused is not None:
+        refusal = f"it is paused already: {state.paused.reason}"
+    if refusal:
+        return [ResolveCommand(event.command, False, f"the job is not paused: {refusal}")]
+    effects: list[Effect] = [
+        ResolveCommand(event.command, True, f"islands give their work and leave: {request.reason}")
+    ]
+    effects += checkpoints.begin_if_possible(state, event.at)
+    wanted = [i for i in state.islands.values() if i.wanted and i.state is not IslandState.FAILED]
+    state.paused = Paused(request.reason, tuple(island.id for island in wanted))
+    for island in wanted:
+        if island.id not in state.standbys:
+            effects.append(WantIsland(island.id, False, request.reason))
+        effects += _leave(state, island, request.reason)
+    return [*effects, *advance_all(state, event.at)]
+
+
+def go_on(state: JobState, event: CommandRequested, request: Continue) -> list[Effect]:
+    """Place the islands again that the job wanted before it was paused."""
+    paused = state.paused
+    if paused is None or state.phase is not JobPhase.RUNNING:
+        return [ResolveCommand(event.command, False, f"the job is not paused: it is {state.phase}")]
+    state.paused = None
+    effects: list[Effect] = [ResolveCommand(event.command, True, f"islands are placed again: {request.reason}")]
+    for name in paused.islands:
+        if name not in state.standbys:
+            effects.append(WantIsland(name, True, request.reason))
+        effects += _want(state, state.islands[name], request.reason)
+    return effects
+
+
 def change_settings(state: JobState, event: CommandRequested, request: Set) -> list[Effect]:
     """Change settings of the running job, all of them or none. Islands use them from their next boundary on."""
     if refusal := _settings_refusal(state, request):
@@ -308,9 +358,12 @@ def change_settings(state: JobState, event: CommandRequested, request: Set) -> l
         )
         if wanted is not None
     ]
-    state.settings_changed = True
+    if request.cost_max is not None:
+        before = "the specification's" if state.changed.cost_max is None else f"{state.changed.cost_max:g}"
+        changes.append((f"cost {request.cost_max:g}", before))
+    wanted = {name: value for name, value in asdict(request).items() if value is not None}
+    state.changed = replace(state.changed, epoch=state.epoch, count=state.changed.count + 1, **wanted)
     state.policy = settings_applied(policy, request)
-    state.lr_ratio = state.lr_ratio if request.lr_ratio is None else request.lr_ratio
     state.quorum_least = min(state.quorum_least, state.policy.quorum)
     words = ", ".join(f"{now} (until now {before})" for now, before in changes)
     answer = ResolveCommand(event.command, True, f"{words}; islands use it from their next boundary on")
@@ -324,6 +377,8 @@ LR_RATIO_MIN, LR_RATIO_MAX = 1e-3, 1e3
 """Beyond these a learning rate is a slip of the pen."""
 STEPS_MAX = 10**6
 """As many steps as the specification allows between two offers, and for a grace window."""
+COST_MAX = 10**9
+"""The highest limit of cost that the specification allows."""
 
 
 def _settings_refusal(state: JobState, request: Set) -> str | None:
@@ -332,8 +387,8 @@ def _settings_refusal(state: JobState, request: Set) -> str | None:
     if state.phase is not JobPhase.RUNNING:
         return f"the job is {state.phase}: its settings are not changed any more"
     if request == Set():
-        return "no setting was named: give lr, quorum, grace or interval"
-    ratio, quorum, grace, interval = astuple(request)
+        return "no setting was named: give lr, quorum, grace, interval or cost"
+    ratio, quorum, grace, interval, cost = astuple(request)
     islands = sum(island.wanted for island in state.islands.values() if island.id not in state.standbys)
     if ratio is not None and not LR_RATIO_MIN <= ratio <= LR_RATIO_MAX:
         bounds = f"{LR_RATIO_MIN:g} to {LR_RATIO_MAX:g}"
@@ -348,7 +403,13 @@ def _settings_refusal(state: JobState, request: Set) -> str | None:
     if interval is not None and not least <= interval <= STEPS_MAX:
         above = f"above synchroniser.overlap_steps ({policy.overlap_steps})"
         return f"interval is {interval}, but must be {least} to {STEPS_MAX:,} inner steps, {above}: choose one between"
+    if cost is not None and not 0 < cost <= COST_MAX:
+        return f"cost is {cost:g}, but must be above 0 and at most {COST_MAX:,}: choose one between"
     return None
+
+
+def _paused(paused: Paused) -> str:
+    return f"the job is paused, and no island is placed: {paused.reason}"
 
 
 def _addressed(state: JobState, island_id: IslandId) -> Island | str:
@@ -402,6 +463,8 @@ def _ends_job(state: JobState, event: ConnectionLost) -> bool:
 def _refusal(state: JobState, request: Scale, group_islands: list[Island], removed: list[Island]) -> str | None:
     if state.phase is not JobPhase.RUNNING:
         return f"the job is {state.phase}: islands are not changed any more"
+    if state.paused is not None:
+        return _paused(state.paused)
     if not 0 <= request.count <= len(group_islands):
         return (
             f"of this job there may be 0 to {len(group_islands)} islands on node group {request.node_group!r}; "

@@ -16,7 +16,9 @@ from dataclasses import dataclass, field
 from orchestrator.core.vocabulary import (
     NO_ANCHOR,
     NO_FLAWS,
+    UNCHANGED,
     UNWRITTEN_DEFAULT,
+    ChangedSettings,
     Contribution,
     DataFlaws,
     Duration,
@@ -281,7 +283,7 @@ class IslandHoldings:
     ``versions[p]`` is the version that fragment p of its parameters is based on, and ``kept_tokens[p]`` its work since that
     is in no version it knows of. ``expected`` are announcements of versions whose bytes had not arrived.
     ``job_tokens`` is how many tokens the job had trained, as far as the island heard. An island that has drained, or has
-    given its last work, no longer ``trains``.
+    given its last work, no longer ``trains``. ``changed`` are the settings that it was given last.
     """
 
     island: IslandId
@@ -296,6 +298,7 @@ class IslandHoldings:
     job_tokens: int = 0
     expected: tuple[Announcement, ...] = ()
     trains: bool = True
+    changed: ChangedSettings = UNCHANGED
 
     @property
     def life(self) -> Life:

@@ -48,6 +48,7 @@ from orchestrator.core.saving import JobSalvaged, LostVersion, SurvivingIsland
 from orchestrator.core.state import JobState
 from orchestrator.core.vocabulary import (
     AllOffers,
+    ChangedSettings,
     Epoch,
     FragmentId,
     Incarnation,
@@ -211,6 +212,12 @@ def _contradicts(answer: IslandHoldings, best: ChosenVersion) -> str:
 def tokens_trained(answers: Sequence[IslandHoldings]) -> int:
     """Return how much the job had trained at least: what an island heard of it, or what those that answer trained."""
     return max(sum(answer.tokens_total for answer in answers), *(answer.job_tokens for answer in answers), 0)
+
+
+def changed_settings(answers: Iterable[IslandHoldings], of_checkpoint: ChangedSettings) -> ChangedSettings:
+    """Return the newest settings that an island was given, or that the newest checkpoint has."""
+    candidates = (of_checkpoint, *(answer.changed for answer in answers))
+    return max(candidates, key=lambda changed: (changed.epoch, changed.count))
 
 
 def survivors(answers: Sequence[IslandHoldings], choice: Choice) -> tuple[SurvivingIsland, ...]:

@@ -14,6 +14,8 @@ from orchestrator.core.island_record import Island
 from orchestrator.core.messages import Progress
 from orchestrator.core.saving import SavedPart, SurvivingIsland
 from orchestrator.core.vocabulary import (
+    UNCHANGED,
+    ChangedSettings,
     CommandId,
     Duration,
     Epoch,
@@ -90,6 +92,14 @@ class OpenEvaluation:
 
 
 @dataclass(frozen=True, slots=True)
+class Paused:
+    """A pause of the job. ``islands`` are those that it wanted before, in order."""
+
+    reason: str
+    islands: tuple[IslandId, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Checkpoints:
     """The job's checkpoints. ``count`` numbers are used up; ``begun_at`` is the global version at the last of them.
 
@@ -114,9 +124,8 @@ class Checkpoints:
 class JobState:
     """The memory of a job.
 
-    ``policy`` is ``policy_begun``, the specification's, with the settings that operators changed since, if there are any
-    (``settings_changed``). ``lr_ratio`` is the inner learning rate as a ratio of the specification's, and ``quorum_least``
-    the lowest quorum of the job so far.
+    ``policy`` is ``policy_begun``, the specification's, with the settings that operators changed since (``changed``).
+    ``quorum_least`` is the lowest quorum of the job so far. ``paused`` is set while all islands are sent away.
     ``end_reason`` says why a finishing job ends. ``complete`` says that it has all its work and waits only for its
     evaluation. ``tokens_before`` is what was trained before the checkpoint that the job continues, if it continues one.
     ``evaluated`` is the version that was last measured as a whole, and ``evaluated_at`` is when the last evaluation began.
@@ -124,8 +133,8 @@ class JobState:
 
     policy: JobPolicy
     policy_begun: JobPolicy
-    settings_changed: bool
-    lr_ratio: float
+    changed: ChangedSettings
+    paused: Paused | None
     quorum_least: int
     epoch: Epoch
     phase: JobPhase
@@ -156,8 +165,8 @@ class JobState:
 
     def __init__(self, policy: JobPolicy, epoch: Epoch) -> None:
         self.policy = self.policy_begun = policy
-        self.settings_changed = False
-        self.lr_ratio = 1.0
+        self.changed = UNCHANGED
+        self.paused = None
         self.quorum_least = policy.quorum
         self.epoch = epoch
         self.phase = JobPhase.RUNNING
@@ -195,6 +204,11 @@ class JobState:
     def latest_serial(self) -> int:
         """Return the highest serial that was given out, 0 if none was."""
         return self._serial
+
+    @property
+    def lr_ratio(self) -> float:
+        """Return the inner learning rate as a ratio of the specification's."""
+        return 1.0 if self.changed.lr_ratio is None else self.changed.lr_ratio
 
     @property
     def live(self) -> frozenset[IslandId]:
@@ -270,6 +284,8 @@ class JobState:
 
     def pause_reason(self) -> str | None:
         """Return why no fragment can merge at present, or None."""
+        if self.paused is not None and self.phase is JobPhase.RUNNING:
+            return f"the job is paused: {self.paused.reason}"
         live = len(self.live)
         quorum = self.quorum_of(live)
         if self.phase is not JobPhase.RUNNING or self.leaving is not None:

@@ -205,6 +205,10 @@ class Synchroniser:
                 return job_life.finish_early(state, event)
             case commands.Set() as wanted:
                 return job_life.change_settings(state, event, wanted)
+            case commands.Pause() as pause:
+                return job_life.pause(state, event, pause)
+            case commands.Continue() as going_on:
+                return job_life.go_on(state, event, going_on)
             case unknown:
                 assert_never(unknown)
 

@@ -34,7 +34,7 @@ from orchestrator.core.saving import (
     SavingEffect,
     SealCheckpoint,
 )
-from orchestrator.core.vocabulary import Instant, IslandId
+from orchestrator.core.vocabulary import ChangedSettings, Instant, IslandId
 from orchestrator.errors import AtollError, first_line, in_words
 from orchestrator.host.job_context import JobContext
 from orchestrator.host.state_view import StateView
@@ -54,6 +54,7 @@ class _Open:
     token_totals: TokenTotals
     cursors: Mapping[IslandId, int]
     outer: Future[OuterCut]
+    changed: ChangedSettings
     fragments: tuple[Fragment, ...] = ()
     files: tuple[File, ...] = ()
     place: str = ""
@@ -104,6 +105,7 @@ class CheckpointWriter:
                         self._ledger.token_totals(),
                         self._state.step_counts(),
                         self._cut_outer(),
+                        self._state.changed(),
                     )
                 except Exception as error:
                     self._fail(number, error)
@@ -241,6 +243,7 @@ class CheckpointWriter:
             batch_sizes=tuple(map(self._spec.batch_size_of, islands.values())),
             legs=tuple(cursors for _, cursors in self._resumptions),
             granules=tuple(block for block, _ in self._resumptions),
+            changed=opened.changed,
             parts=tuple(of_parts[name] for name in sorted(of_parts)),
             files=files,
         )

@@ -27,6 +27,7 @@ from orchestrator.core.messages import Announcement, MergedWork
 from orchestrator.core.state import Checkpoints, JobState
 from orchestrator.core.synchroniser import Synchroniser
 from orchestrator.core.vocabulary import (
+    ChangedSettings,
     FragmentId,
     Incarnation,
     Instant,
@@ -127,6 +128,11 @@ class StateView:
             pairs = [(i, state.totals_of(i)) for i in state.islands.values()]
             return {island.id: island.steps_before + (totals.steps_total if totals else 0) for island, totals in pairs}
 
+    def changed(self) -> ChangedSettings:
+        """Return the settings that operators changed."""
+        with self._lock:
+            return self._core.state.changed
+
     def checkpoints(self) -> Checkpoints:
         with self._lock:
             return self._core.state.checkpoints
@@ -144,6 +150,7 @@ def core_status(state: JobState, at: Instant, trained: Mapping[IslandId, int] = 
         outcome=state.outcome.value if state.outcome else None,
         reason=state.reason,
         pause_reason=state.pause_reason(),
+        paused=state.paused is not None,
         epoch=state.epoch,
         quorum=state.quorum,
         settings=SettingsNow(
@@ -151,7 +158,9 @@ def core_status(state: JobState, at: Instant, trained: Mapping[IslandId, int] = 
             quorum=state.policy.quorum,
             grace=state.policy.grace_cap_steps,
             interval=state.policy.sync_interval_steps,
-            changed=state.settings_changed,
+            changed=state.changed.count > 0,
+            changes=state.changed.count,
+            cost=state.changed.cost_max,
         ),
         checkpoint=_checkpoint_facts(state, at),
         token_budget=state.policy.token_budget,

@@ -35,7 +35,9 @@ from orchestrator.core.messages import Adopted, Drained, Flushed, IslandReport, 
 from orchestrator.core.vocabulary import (
     NO_ANCHOR,
     NO_RAMP,
+    UNCHANGED,
     BatchRamp,
+    ChangedSettings,
     FragmentId,
     MergedOffer,
     ScheduleAnchor,
@@ -190,6 +192,7 @@ class Replica:
         self.steps_total = self.tokens_total = 0
         self.anchor = NO_ANCHOR
         self.lr_ratio = 1.0
+        self.changed = UNCHANGED
         self.holds_state = self.started = False
         self.flushing = self.draining = self.drained = False
         self._arrived: dict[FragmentId, Publication] = {}
@@ -292,9 +295,9 @@ class Replica:
         if not self.started:
             self.started, self.anchor = True, max(self.anchor, anchor)
 
-    def adjust(self, lr_ratio: float, interval_steps: int) -> None:
+    def adjust(self, lr_ratio: float, interval_steps: int, changed: ChangedSettings = UNCHANGED) -> None:
         """Offer each fragment every so many steps from the next boundary on. The replica's driver steps at the ratio."""
-        self.lr_ratio = lr_ratio
+        self.lr_ratio, self.changed = lr_ratio, changed
         self.policy = replace(self.policy, interval_steps=interval_steps)
 
     # ── publications and offers ───────────────────────────────────────────────────────────────────────────────────

@@ -136,7 +136,7 @@ class Interpreter:
         self._command(effect.island, effect.incarnation, IslandInterface.start, effect.fix)
 
     def adjust_island(self, effect: f.AdjustIsland) -> None:
-        settings = (effect.lr_ratio, effect.interval_steps)
+        settings = (effect.lr_ratio, effect.interval_steps, effect.changed)
         self._command(effect.island, effect.incarnation, IslandInterface.adjust, *settings)
 
     def flush_island(self, effect: f.FlushIsland) -> None:

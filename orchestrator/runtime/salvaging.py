@@ -34,12 +34,14 @@ from orchestrator.checkpoints.folder import Folder
 from orchestrator.checkpoints.manifest import MANIFEST
 from orchestrator.checkpoints.manifest import decode as decode_manifest
 from orchestrator.checkpoints.reading import outer_states
-from orchestrator.checkpoints.resumption import Resumption
+from orchestrator.checkpoints.resumption import CHANGEABLE, Resumption, commands_of
 from orchestrator.checkpoints.writing import momentum_name
+from orchestrator.core.commands import Set
 from orchestrator.core.messages import IslandHoldings
 from orchestrator.core.salvage import (
     Choice,
     ChosenVersion,
+    changed_settings,
     last_incarnations,
     latest,
     next_epoch,
@@ -49,6 +51,8 @@ from orchestrator.core.salvage import (
 )
 from orchestrator.core.saving import JobSalvaged, LostVersion
 from orchestrator.core.vocabulary import (
+    UNCHANGED,
+    ChangedSettings,
     Epoch,
     FragmentId,
     Incarnation,
@@ -111,12 +115,13 @@ class Survey:
 
 @dataclass(frozen=True, slots=True)
 class Salvage:
-    """The result: the first event of the new tape, Θ, the steps of its versions, and the lives that go on."""
+    """The result: the first event of the new tape, Θ, the steps of its versions, the lives that go on, and the settings."""
 
     event: JobSalvaged
     outer: OuterState
     steps: Mapping[FragmentId, int]
     survivors: frozenset[Life]
+    settings: list[Set]
 
 
 def survey(job: str, run_dir: Path, spec: JobSpec, roots: AllowedRoots) -> Survey | None:
@@ -275,14 +280,15 @@ def salvage(
             f"{_how_to_continue(context.roots, context.job, context.run_dir, spec)}"
         )
     states = {one.fragment: pulled[one.fragment, one.version, one.digest] for one in choice.chosen}
-    momentum, source, checkpoint_count = _momentum(spec, context)
+    momentum, source, checkpoint_count, saved = _momentum(spec, context)
     for p, own in momentum.items():
         if own.keys() == states[p].momentum.keys():
             states[p] = replace(states[p], momentum=own)
     event = _event(result, choice, context, policy, (source, checkpoint_count))
     going_on = frozenset((one.island, one.incarnation) for one in event.islands)
     steps = {one.fragment: one.step for one in choice.chosen}
-    return Salvage(event, OuterState.restored(states, OuterStep.of(spec.synchroniser)), steps, going_on)
+    settings = commands_of(changed_settings(result.answers, saved), (*CHANGEABLE, "cost_max"))
+    return Salvage(event, OuterState.restored(states, OuterStep.of(spec.synchroniser)), steps, going_on, settings)
 
 
 def _bytes_of(
@@ -383,9 +389,9 @@ def _newest_checkpoint(context: JobContext) -> Resumption:
     return resumption.find(context.roots, url, context.spec.model_dump(mode="json"))
 
 
-def _momentum(spec: JobSpec, context: JobContext) -> tuple[dict[FragmentId, Tensors], str, int]:
-    """Return the momentum of the newest checkpoint that is reachable and intact, where it comes from, and the highest
-    number of a checkpoint there.
+def _momentum(spec: JobSpec, context: JobContext) -> tuple[dict[FragmentId, Tensors], str, int, ChangedSettings]:
+    """Return the momentum of the newest checkpoint that is reachable and intact, where it comes from, the highest number
+    of a checkpoint there, and the settings of that checkpoint.
     """
     url = writing.root_of(spec.checkpoints.folder, context.job, context.run_dir)
     count = 0
@@ -393,20 +399,26 @@ def _momentum(spec: JobSpec, context: JobContext) -> tuple[dict[FragmentId, Tens
         count = writing.newest_number(Folder.within(context.roots, url).folders())
         newest = _newest_checkpoint(context)
         states = outer_states(newest.folder(context.roots), newest.manifest)
-        return {FragmentId(p): state.momentum for p, state in enumerate(states)}, newest.url, count
+        return (
+            {FragmentId(p): state.momentum for p, state in enumerate(states)},
+            newest.url,
+            count,
+            newest.manifest.changed,
+        )
     except (AtollError, OSError, ValueError) as error:
         why = in_words(error)
     try:
         if spec.synchroniser.node_groups and spec.checkpoints.folder is None:
-            return (*_momentum_on_head(context.run_dir), count)
+            momentum, place, changed = _momentum_on_head(context.run_dir)
+            return momentum, place, count, changed
     except (AtollError, Incomplete, OSError, ValueError) as error:
         why = in_words(error)
     log.info("momentum begins at zero: %s", why)
-    return {}, ZEROS, count
+    return {}, ZEROS, count, UNCHANGED
 
 
-def _momentum_on_head(run_dir: Path) -> tuple[dict[FragmentId, Tensors], str]:
-    """Return the momentum of the newest checkpoint in the head's run folder, and where that is. Nothing is written here.
+def _momentum_on_head(run_dir: Path) -> tuple[dict[FragmentId, Tensors], str, ChangedSettings]:
+    """Return the momentum and settings of the newest checkpoint in the head's run folder, and where that is.
 
     Raises DataError, Incomplete, InfrastructureError or OSError.
     """
@@ -428,7 +440,7 @@ def _momentum_on_head(run_dir: Path) -> tuple[dict[FragmentId, Tensors], str]:
         if blake2b(content, digest_size=16).hexdigest() != digests.get(name):
             raise DataError(detail=f"{name} of the newest checkpoint on the head is damaged or missing.")
         momentum[FragmentId(p)] = wire_format.decode(content)
-    return momentum, str(run_dir / newest)
+    return momentum, str(run_dir / newest), manifest.changed
 
 
 def _event(

@@ -40,6 +40,7 @@ from orchestrator.core.commands import (
     IslandCommand,
     OperatorCommand,
     Scale,
+    Set,
     island_of,
     kind_of,
 )
@@ -268,10 +269,7 @@ def open_job(
 
 @dataclass(eq=False, kw_only=True)
 class LiveJob:
-    """A job while this process is its synchroniser: the loop that decides, and the calls that others make.
-
-    ``open_job`` makes one; nothing happens before ``start``. Status is answered by other threads while the pump works.
-    """
+    """A job while this process is its synchroniser: the loop that decides, and calls of others. ``open_job`` makes one."""
 
     context: JobContext
     policy: JobPolicy
@@ -308,15 +306,14 @@ class LiveJob:
             threading.Thread(target=self.finish, name="pump", daemon=True).start()
             return
         if self.survey is not None:
-            threading.Thread(
-                target=self.context.guarded, args=(self._salvage, self.survey, cordoned), daemon=True
-            ).start()
+            salvage = (self._salvage, self.survey, cordoned)
+            threading.Thread(target=self.context.guarded, args=salvage, daemon=True).start()
             threading.Thread(target=self._pump, name="pump", daemon=True).start()
             return
         for make in self.files.first_events:
             self.context.post(make)
         if not self.files.started:
-            self._begin(cordoned, self.context.spec.wanted_counts())
+            self._begin(cordoned, self.context.spec.wanted_counts(), [])
         shard, evaluation = self.workers.shard, self.workers.evaluation
         if self.files.merges:
             shard.recover(self.files)
@@ -334,21 +331,23 @@ class LiveJob:
         taken = salvaging.salvage(survey, self.context, self.policy, shard.channel, evaluation.outline().result())
         self.context.post(lambda at: replace(taken.event, at=at))
         shard.take_over(taken.outer, taken.steps).result()  # survivors offer work as soon as they are found
-        self._begin(cordoned, salvaging.wanted_counts(self.context.spec, sorted(taken.survivors)))
+        self._begin(cordoned, salvaging.wanted_counts(self.context.spec, sorted(taken.survivors)), taken.settings)
         for life in sorted(set(survey.lives) - taken.survivors):
             self.interpreter.end(*life)
         evaluation.measure_unigram()
         self.supervisor.begin()
 
-    def _begin(self, cordoned: Mapping[str, str], wanted_counts: Mapping[NodeGroupId, int]) -> None:
+    def _begin(self, cordoned: Mapping[str, str], wanted_counts: Mapping[NodeGroupId, int], sets: list[Set]) -> None:
         if (resumption := self.resumption) is not None and self.survey is None:
             names = frozenset(plan.island for plan in self.policy.islands)
             self.context.post(lambda at: resumption.event(at, names))
+            sets = resumption.settings(self.context.spec.model_dump(mode="json"))
         for group, caller in sorted(cordoned.items()):
             self._submit(CommandId(f"cordon-{group}-before-the-start"), caller, Cordon(NodeGroupId(group)))
         for node_group, count in wanted_counts.items():
-            command = CommandId(f"scale-{node_group}-at-the-start")
-            self._submit(command, "the specification", Scale(NodeGroupId(node_group), count))
+            self._submit(CommandId(f"scale-{node_group}-at-the-start"), "the specification", Scale(node_group, count))
+        for number, request in enumerate(sets):
+            self._submit(CommandId(f"setting-{number}-at-the-start"), "what was set before", request)
         self.context.post(events.JobStarted)
 
     # ── called by the control port ────────────────────────────────────────────────────────────────────────────────

@@ -118,6 +118,7 @@ def simulate(
             sink.append(record)
     if outcome.until > 0.0:
         row = row_of(fleet, outcome)
+        row |= cost_of(spec, fleet, outcome.goodput, row["badput"])
         rows = [*rows, row] if spec.level == "both" else [row]
     return Simulated(spec, tuple(rows), outcome.until, outcome.until < spec.duration, _notes(spec, systems))
 
@@ -189,6 +190,37 @@ def _fleet_row(spec: SimulationSpec, plan: FleetPlan, outcome: FleetOutcome) -> 
         "merges": merges,
         "contributors_mean": contributors,
         "bandwidth_gbps": bandwidth.mean_gbps(str(outcome.system), traffic(spec)) * stepping,
+        **cost_of(spec, outcome, outcome.goodput, badput),
+    }
+
+
+def cost_of(
+    spec: SimulationSpec, fleet: FleetOutcome, goodput: float, badput: Mapping[str, float]
+) -> dict[str, dict[str, Any]]:
+    """Return ``cost``, with the names of a job's, if the fleet has a price.
+
+    Chips that are away are free unless they are reserved. Merged are the tokens of productive chips: all learners at full
+    speed, by the goodput.
+    """
+    assert spec.fleet is not None
+    section = spec.fleet.price
+    if section is None:
+        return {}
+    price = section.of_island(1, 1)
+    whole = price.per_hour * fleet.chips * fleet.duration / 3600.0
+    free = () if price.is_paid_while_away else (Cause.AWAY, Cause.UNUSED)
+    lost = {cause: whole * ratio for cause, ratio in badput.items() if cause not in free}
+    so_far = whole * (1.0 - math.fsum(ratio for cause, ratio in badput.items() if cause in free))
+    speed = math.fsum(1.0 / (factor * spec.step_s) for factor in spec.speed_factors())
+    merged = goodput * fleet.duration * spec.steps.tokens_per_step * speed
+    per_million = so_far / merged * 1e6 if merged else None
+    return {
+        "cost": {
+            "currency": price.currency,
+            "so_far": so_far,
+            "per_merged_million_tokens": per_million,
+            "badput": lost,
+        }
     }
 
 
@@ -339,6 +371,7 @@ def _row(world: World, at: float) -> dict[str, Any]:
         "merges": statistics["merges"],
         "contributors_mean": statistics["contributors_mean"],
         "bandwidth_gbps": 8e-9 * carried / at if carried and at else None,
+        **({"cost": time["cost"]} if "cost" in time else {}),
     }
 
 

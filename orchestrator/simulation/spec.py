@@ -24,7 +24,7 @@ from orchestrator.simulation.distributions import Constant, Distribution, Expone
 from orchestrator.simulation.fleet import CHIPS_PER_SLICE, RESTART_S, RETURN_S, STALL_S, Scavenged
 from orchestrator.simulation.line_advice import bits_of
 from orchestrator.specification.bounds import Factor, IslandCount, Name, Ratio, Seed
-from orchestrator.specification.sections import Section, SynchroniserSection
+from orchestrator.specification.sections import PriceSection, Section, SynchroniserSection
 from orchestrator.specification.validation import omitted_count, problems_of, valid_fields
 from orchestrator.system.plain import brief
 
@@ -128,7 +128,10 @@ class Visit(Section):
 
 
 class FleetSection(Section):
-    """Chips in slices. A failing chip takes its slice out of service. ``calibration`` fitted the defaults of the stalls."""
+    """Chips in slices. A failing chip takes its slice out of service. ``calibration`` fitted the defaults of the stalls.
+
+    ``price`` is of a chip, for an hour. A slice that is away costs nothing, unless it is reserved.
+    """
 
     chips: Number
     chips_per_slice: Number = CHIPS_PER_SLICE
@@ -139,6 +142,7 @@ class FleetSection(Section):
     stall_up: Spread = Constant(STALL_S)
     restart: Spread = Constant(RESTART_S)
     scavenged: Annotated[tuple[Visit, ...], Field(max_length=VISITS_MAX)] = ()
+    price: PriceSection | None = None
 
     def visits(self) -> tuple[Scavenged, ...]:
         return tuple(Scavenged(one.chips, one.since, one.until) for one in self.scavenged)
@@ -254,6 +258,9 @@ def _between_sections(document: Mapping[str, Any], sections: Mapping[str, Any]) 
 
 
 def _fleet_problems(fleet: FleetSection, steps: StepsSection | None, duration: Instant | None) -> Iterable[Problem]:
+    if fleet.price is not None and fleet.price.chip_hour is None:
+        message = f"is {fleet.price.node_hour:g}, but a simulated fleet has chips and no nodes."
+        yield Problem("fleet.price.node_hour", message, "Give fleet.price.chip_hour.")
     slices = fleet.chips // fleet.chips_per_slice
     if slices < fleet.learners:
         yield Problem(

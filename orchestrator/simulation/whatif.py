@@ -55,7 +55,7 @@ SETTINGS: Mapping[str, str] = {
 MODEL_ONLY = ("averaging", "outer_optimizer", "mix_alpha", "wire")
 ADOPTIONS = ("replace", "rebase")
 HAPPENED, UNCHANGED, CHANGED = "happened", "unchanged", "changed"
-BADPUT_ROWS = 8
+BADPUT_ROWS, COST_ROWS = 8, 3
 AT_ONCE = 500
 """Simulated events between two progress reports: about twenty reports a second on a slow machine."""
 _FIGURES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
@@ -90,7 +90,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One figure in every column, None where unknown. Units are ratio, s, 1/s, and "" for counts."""
+    """One figure in every column, None where unknown. Units are ratio, s, 1/s, a currency, and "" for counts."""
 
     name: str
     unit: str
@@ -142,7 +142,23 @@ class WhatIf:
         """Return the rows of the table: the main figures, then badput by cause, largest first."""
         return [
             Row(name, unit, {column: _at(result.figures, path) for column, result in self.columns.items()})
-            for name, unit, path in (*_FIGURES, *self._causes())
+            for name, unit, path in (*_FIGURES, *self._costs(), *self._causes())
+        ]
+
+    def _costs(self) -> list[tuple[str, str, tuple[str, ...]]]:
+        """Return the rows of money, if the tape has prices: in all, by merged tokens, and of badput by cause."""
+        costs = [cost for column in self.columns.values() if (cost := column.figures.get("cost"))]
+        if not costs:
+            return []
+        unit = costs[0]["currency"]
+        worst: dict[str, float] = {}
+        for cause, value in (item for cost in costs for item in cost["badput"].items()):
+            worst[cause] = max(worst.get(cause, 0.0), value)
+        ranked = sorted(worst, key=lambda cause: (-worst[cause], cause))
+        return [
+            ("cost", unit, ("cost", "so_far")),
+            ("cost per merged million tokens", unit, ("cost", "per_merged_million_tokens")),
+            *((f"cost of {cause}", unit, ("cost", "badput", cause)) for cause in ranked[:COST_ROWS]),
         ]
 
     def _causes(self) -> list[tuple[str, str, tuple[str, ...]]]:
@@ -299,6 +315,7 @@ def _figures(policy: JobPolicy, goodput: Goodput, statistics: Statistics) -> dic
         "recovery_s": recovery["total"] if recovery else None,
         "island_seconds": time["island_seconds"],
         "badput_seconds": time["badput_seconds"],
+        **({"cost": time["cost"]} if "cost" in time else {}),
     }
 
 

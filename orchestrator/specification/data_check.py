@@ -405,7 +405,8 @@ class _Look:
             rows = Rows(file, own, look_at_pages="://" not in path)
             for row, record in rows.records(0, min(rows.row_count, ROWS_LOOKED_AT)):
                 try:
-                    self._rendered(of(record) or b"{}")
+                    if (conversation := of(record())) is not None:
+                        self._rendered(conversation)
                 except NotText as error:
                     reasons.append(f"row {row:,} {error}")
         except TooLarge as error:

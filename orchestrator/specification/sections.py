@@ -370,16 +370,20 @@ class BudgetSection(Section):
     """When the job ends: after a number of tokens over all islands, or of steps of each island. Set exactly one.
 
     ``cost`` is a limit besides, in the currency of the prices: a job that has cost as much is finished early, as by `atoll
-    finish`. The service looks every few seconds, and the last work is still merged, so the job costs a little more.
+    finish`, or paused: its islands leave until the limit is raised with `atoll set`. The service looks every few seconds,
+    and the last work is still merged, so the job costs a little more.
     """
 
     tokens: TokenCount | None = None
     steps: StepCount | None = None
     cost: CostLimit | None = Field(default=None, description="null: no limit; all node groups of the job need a price")
+    at_cost: Literal["finish", "pause"] = Field(default="finish", description="what happens at the limit of cost")
 
     def problems(self) -> Iterable[Problem]:
         if (self.tokens is None) == (self.steps is None):
             yield Problem("budget", "needs exactly one of tokens and steps.", "Give one of the two.")
+        if self.at_cost == "pause" and self.cost is None:
+            yield Problem("budget.at_cost", "is pause, but budget.cost is not set.", "Give budget.cost, or remove it.")
 
 
 class EvaluationSection(Section):

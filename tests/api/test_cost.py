@@ -12,6 +12,7 @@ from orchestrator.errors import ConfigurationError
 from orchestrator.runtime.groups import read_prices, unknown_prices
 from tests.api.installation import CONTROL, ROOT, Installation
 from tests.documents import DOCS, blocks
+from tests.waiting import wait_until
 
 PRICES = ROOT / "deploy" / "configs" / "prices.yaml"
 
@@ -49,6 +50,36 @@ def test_the_page_on_cost_does_what_it_says(cold: Installation, tmp_path: Path) 
     with cold.http() as http:
         metrics = http.get("/metrics").text
     assert f'atoll_cost{{atoll_job="{job.job}",currency="USD"}}' in metrics
+
+
+def test_a_job_pauses_at_its_limit_and_continues_once_the_limit_is_raised(cold: Installation) -> None:
+    cold.up("--prices", str(PRICES))
+    spec = cold.spec(steps=2_000_000) | {"budget": {"steps": 2_000_000, "cost": 0.002, "at_cost": "pause"}}
+    with cold.client() as client:
+        job = client.submit(spec).job
+        wait_until(lambda: client.job(job).paused and not client.job(job).islands_training)
+        paused = client.job(job)
+        assert paused.state is JobState.RUNNING
+        assert "it has cost its limit of 0.002 USD; raise it with `atoll set" in (paused.pause_reason or "")
+        spent = paused.goodput["cost"]["so_far"]
+        assert spent >= 0.002
+        assert "paused" in cold.atoll("status", job)
+        cold.atoll("set", job, f"cost={spent * 1.5}")
+        wait_until(lambda: not client.job(job).paused and client.job(job).islands_training)
+        tokens = client.job(job).tokens_trained
+        wait_until(lambda: client.job(job).paused and not client.job(job).islands_training)
+        again = client.job(job)
+        assert again.tokens_trained > tokens
+        assert again.goodput["cost"]["so_far"] >= spent * 1.5
+        assert again.settings is not None
+        assert again.settings.cost == spent * 1.5
+        kinds = [command.kind for command in client.commands(job) if command.caller == "budget.cost"]
+        assert sorted(kinds) == ["continue", "pause", "pause"]
+        assert "atoll_job_paused" in cold.http().get("/metrics").text
+        said = cold.atoll("set", job, "cost=-1", code=1)
+        assert "cost is -1, but must be above 0" in said
+        cold.atoll("finish", job)
+        assert client.wait(client.job(job)).state is JobState.COMPLETED
 
 
 def test_a_price_of_a_node_group_that_is_not_there_stops_the_start(cold: Installation, tmp_path: Path) -> None:

@@ -2,20 +2,51 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+from types import SimpleNamespace
+
 import pytest
 
 from orchestrator.accounting.explanation import Explanations
-from orchestrator.core.commands import Finish, Set
-from orchestrator.core.effects import AdjustIsland, Effect, MergeFragment, ResolveCommand, SetTimer, StartTraining
+from orchestrator.checkpoints import manifest as manifests
+from orchestrator.checkpoints.manifest import Fragment, Manifest
+from orchestrator.checkpoints.resumption import Resumption, commands_of
+from orchestrator.core.commands import Continue, Finish, Pause, Readd, Set
+from orchestrator.core.effects import (
+    AdjustIsland,
+    DrainIsland,
+    Effect,
+    MergeFragment,
+    PlaceIsland,
+    ResolveCommand,
+    SetTimer,
+    StartTraining,
+    StopIsland,
+)
 from orchestrator.core.events import SynchroniserRestarted
-from orchestrator.core.messages import CaughtUp
-from orchestrator.core.vocabulary import CloseReason, FragmentId, GraceTimer, Version
+from orchestrator.core.messages import CaughtUp, Drained
+from orchestrator.core.salvage import changed_settings
+from orchestrator.core.saving import BeginCheckpoint
+from orchestrator.core.vocabulary import (
+    UNCHANGED,
+    ChangedSettings,
+    CloseReason,
+    Epoch,
+    FragmentId,
+    GraceTimer,
+    IslandId,
+    JobPhase,
+    Version,
+)
+from orchestrator.errors import DataError
 from orchestrator.host.state_view import core_status
 from orchestrator.replica.replica import Replica, ReplicaPolicy
+from orchestrator.specification.config import parse_job
 from orchestrator.tape.driver import MemorySink
 from orchestrator.tape.replay import replay
 from orchestrator.tape.schema import Header, Tape
 from tests.harness.story import Story, all_of, policy, the
+from tests.ray.jobs import synthetic
 
 
 def changed(story: Story, **settings: float) -> ResolveCommand:
@@ -32,7 +63,8 @@ def test_settings_are_changed_together_and_every_island_that_trains_gets_them() 
         "lr 0.5 of the specification's (until now 1), quorum 1 (until now 2), grace 3 (until now 1), interval 8 (until"
     )
     assert answer.detail.startswith(said)
-    expected = [AdjustIsland("a", 1, 0.5, 8), AdjustIsland("b", 1, 0.5, 8)]  # type: ignore[arg-type]
+    now_changed = ChangedSettings(Epoch(1), 1, 0.5, 1, 3.0, 8)
+    expected = [AdjustIsland("a", 1, 0.5, 8, now_changed), AdjustIsland("b", 1, 0.5, 8, now_changed)]  # type: ignore[arg-type]
     assert all_of(AdjustIsland, effects) == expected
     now = core_status(story.core.state, story.now).settings
     assert now is not None
@@ -142,3 +174,80 @@ def test_a_replica_offers_by_the_interval_that_it_was_given_last() -> None:
             offered.append(replica.step)
     assert offered == [6, 12]
     assert replica.next_step[1] == 0.5
+
+
+def test_the_newest_settings_that_islands_or_the_checkpoint_know_go_on_after_a_salvage() -> None:
+    old, new = ChangedSettings(Epoch(1), 3, quorum=1), ChangedSettings(Epoch(2), 1, quorum=2, lr_ratio=0.5)
+    answers = [SimpleNamespace(changed=changed) for changed in (old, new, UNCHANGED)]
+    assert changed_settings(answers, UNCHANGED) == new  # type: ignore[arg-type]
+    assert changed_settings(answers[:1], new) == new  # type: ignore[arg-type]
+    assert commands_of(new, ("lr_ratio", "quorum", "grace_cap_steps")) == [Set(lr_ratio=0.5), Set(quorum=2)]
+
+
+def test_an_island_is_given_all_settings_that_were_changed_to_keep() -> None:
+    story = Story("ab", quorum=2)
+    story.starts("a", "b")
+    changed(story, quorum=1)
+    (given, _) = all_of(AdjustIsland, story.command("c2", Set(lr_ratio=0.5, cost_max=7.0)))
+    assert given.changed == ChangedSettings(Epoch(1), 2, 0.5, 1, cost_max=7.0)
+
+
+def test_a_resumed_job_has_the_settings_of_the_checkpoint_unless_its_specification_changes_them() -> None:
+    spec = parse_job(synthetic(100)).model_dump(mode="json")
+    manifest = SimpleNamespace(changed=ChangedSettings(Epoch(1), 2, 0.5, 1, 4.0, 48, 900.0), spec=spec)
+    resumption = Resumption("checkpoint", manifest, ())  # type: ignore[arg-type]
+    assert resumption.settings(spec) == [
+        Set(lr_ratio=0.5),
+        Set(quorum=1),
+        Set(grace_cap_steps=4.0),
+        Set(sync_interval_steps=48),
+    ]
+    other = spec | {"synchroniser": spec["synchroniser"] | {"quorum": 2, "interval_steps": 9}}
+    assert resumption.settings(other) == [Set(lr_ratio=0.5), Set(grace_cap_steps=4.0)]
+    manifest.changed = UNCHANGED
+    assert resumption.settings(spec) == []
+
+
+def test_settings_are_in_the_manifest_and_one_of_an_earlier_build_has_none() -> None:
+    plain = Manifest(
+        "job", 1, 1.0, 1.0, {}, (Fragment(1, 1, "0" * 16),), 10, (5,), (1,), (), (), (), (8,),
+        changed=ChangedSettings(Epoch(2), 3, 0.5, 2, 0.0, 48, 12.5),
+    )  # fmt: skip
+    assert manifests.decode(manifests.encode(plain), "it") == plain
+    earlier = asdict(plain)
+    del earlier["changed"]
+    assert manifests.from_document(earlier, "it").changed == UNCHANGED
+    with pytest.raises(DataError, match="quorum is not a whole number"):
+        manifests.from_document({**asdict(plain), "changed": asdict(plain.changed) | {"quorum": 0}}, "it")
+
+
+def test_a_paused_job_merges_all_work_keeps_no_island_and_places_them_again_when_it_continues() -> None:
+    story = Story("ab", quorum=2)
+    story.starts("a", "b")
+    effects = story.command("c1", Pause("it has cost 5"))
+    assert the(ResolveCommand, effects).accepted
+    assert {order.island for order in all_of(DrainIsland, effects)} == {"a", "b"}
+    assert all_of(BeginCheckpoint, effects), "no island holds Θ during the pause"
+    assert story.core.state.pause_reason() == "the job is paused: it has cost 5"
+    for island in "ab":
+        ended = story.reports(island, 1, Drained())
+        assert all_of(StopIsland, ended)
+        assert not all_of(PlaceIsland, ended)
+    assert "is paused, and no island is placed" in the(ResolveCommand, story.command("c2", Readd(IslandId("a")))).detail
+    assert "is paused already" in the(ResolveCommand, story.command("c3", Pause("again"))).detail
+    assert not story.happen(SynchroniserRestarted, 2)
+    again = story.command("c4", Continue("the limit is 9 now"))
+    assert {order.island for order in all_of(PlaceIsland, again)} == {"a", "b"}
+    assert story.core.state.paused is None
+    assert "is not paused" in the(ResolveCommand, story.command("c5", Continue(""))).detail
+
+
+def test_a_paused_job_can_be_finished() -> None:
+    story = Story("a")
+    story.starts("a")
+    story.offers_fragment("a")
+    story.merges(0, 1)
+    story.command("c1", Pause("it has cost 5"))
+    story.reports("a", 1, Drained())
+    assert the(ResolveCommand, story.command("c2", Finish())).accepted
+    assert story.core.state.phase is not JobPhase.RUNNING

@@ -114,6 +114,7 @@ OF_WEARY = {
 OF_JOBS = {
     *OF_WEARY,
     *("AtollQuorumUnreachable", "AtollJournalFailing", "AtollMergesStalled", "AtollJobSilent", "AtollJobFailed"),
+    "AtollJobPausedAtLimit",
     *("AtollJobFailureOpen", "AtollStoreFailing", "AtollStoreSlow", "AtollSynchroniserFenced"),
     *("AtollQueueStuck", "AtollCertificateExpiring", "AtollCertificateExpired", "AtollDiskLow", "AtollDiskFull"),
 }
@@ -146,7 +147,7 @@ def test_every_trouble_rings_on_a_real_prometheus(tmp_path: Path) -> None:
         installation.atoll("up", "--runs", str(installation.runs), *control)
         try:
             with installation.client() as client:
-                for name in ("weary", "quorum", "disk", "store", "fenced", "stalled", "silent", "lost"):
+                for name in ("weary", "quorum", "limit", "disk", "store", "fenced", "stalled", "silent", "lost"):
                     client.submit(installation.spec(steps=10**7, name=name, checkpoints={"every_s": 0.1}))
                 client.submit(installation.spec(name="large", islands=[{"node_group": "asia", "cpus": 4}]))
                 (switches / "asia-is-gone").touch()

@@ -112,7 +112,7 @@ def test_the_timeline_has_a_colour_for_every_state() -> None:
     assert {name for name, _ in islands.STATES} == {state.value for state in IslandState}
 
 
-OF_ALERTS = ["atoll_job_age_seconds", "atoll_checkpoint_interval_seconds"]
+OF_ALERTS = ["atoll_job_age_seconds", "atoll_job_paused_at_limit", "atoll_checkpoint_interval_seconds"]
 
 
 def test_every_metric_of_a_job_is_on_some_dashboard() -> None:

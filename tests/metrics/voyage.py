@@ -213,6 +213,9 @@ class Troubled(Voyages):
     def _fenced(self, status: StatusDocument, _rounds: int) -> None:
         status["fenced"] = status["view"]["pause_reason"] = "this synchroniser was replaced and has stopped"
 
+    def _limit(self, status: StatusDocument, _rounds: int) -> None:
+        status["view"] |= {"pause_reason": "the job is paused: it has cost its limit of 5 USD", "paused": True}
+
     def _stalled(self, status: StatusDocument, _rounds: int) -> None:
         assert status["view"]["pause_reason"] is None
 

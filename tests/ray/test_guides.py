@@ -37,6 +37,7 @@ ELSEWHERE = {
     r"atoll compare |atoll train-tape |python -m tests\.bench": "hours; short ones are in tests/laboratory and tests/bench",
     r"(\.venv/bin/)?python -m tests\.swarm": "`make soak`, longer",
     r"atoll export latest --format huggingface": "tests/api/test_export.py, whose job has a decoder; the demo's has none",
+    r"atoll set latest cost=": "tests/api/test_cost.py, whose job has prices",
     r"atoll chaos run latest PLAN ": "tests/chaos/test_live.py, which has a plan and a reference",
     r"atoll up --allow|atoll submit JOB\.yaml": "tests/learners, with the model and the trainer that the page shows",
 }

@@ -26,7 +26,7 @@ import pytest
 
 from orchestrator.accounting.goodput import Goodput
 from orchestrator.actors import ActorHandle
-from orchestrator.core import events
+from orchestrator.core import commands, events
 from orchestrator.core.messages import Progress
 from orchestrator.core.saving import FragmentRestored, JobResumed, JobSalvaged, ShardMoved
 from orchestrator.errors import DataError
@@ -170,6 +170,9 @@ def test_a_job_whose_process_and_files_are_gone_goes_on_from_what_its_islands_ho
     """The same without the loss of a node: Ray makes the synchroniser again, and it finds no run folder."""
     job = start(synthetic(ENDLESS, ISLANDS, synchroniser={"interval_steps": 8, "overlap_steps": 4}))
     job.wait_until(partial(merges, job, NEWS), "merges")
+    job.command(commands.Set(lr_ratio=0.5, quorum=2, sync_interval_steps=10))
+    job.wait_until(lambda: job.status()["view"]["settings"]["changed"], "other settings")
+    job.wait_until(partial(merges, job, 2 * NEWS), "merges with them")
     pid = job.pid_of_synchroniser()
     erased = job.run_dir.rename(job.run_dir.with_name("erased"))
     os.kill(pid, signal.SIGKILL)
@@ -179,6 +182,8 @@ def test_a_job_whose_process_and_files_are_gone_goes_on_from_what_its_islands_ho
     salvaged = job.wait_until(partial(first, job, JobSalvaged), "the salvage of the job", BRIEF_S)
     job.wait_until(partial(merges, job, sum(salvaged.versions) + NEWS), "merges of the new epoch")
     assert_continued(job, Loss(before, salvaged, 0.0, 0.0))
+    now = job.status()["view"]["settings"]
+    assert (now["lr_ratio"], now["quorum"], now["interval"]) == (0.5, 2, 10), "what the islands were given"
 
 
 @pytest.mark.soak("a cluster of its own, of which a node dies")

@@ -166,3 +166,35 @@ def test_the_same_seed_gives_the_same_tapes_whatever_the_hash_seed():
     assert [tape.split("=")[0] for tape in one.split()] == ["data-parallel", "decoupled", "decoupled-protocol"]
     assert not set(one.split()) & set(other.split()), "another seed is another run"
     assert first == _digests("1") == _digests("4242")
+
+
+def test_a_fleet_with_a_price_has_its_cost_in_every_row_and_spot_chips_that_are_away_are_free():
+    document = {
+        "duration": "30min",
+        "systems": ["data-parallel", "decoupled"],
+        "level": "both",
+        "fleet": {"chips": 2048, "learners": 4, "mtbi_chip": "3d", "price": {"chip_hour": 2.0, "currency": "EUR"}},
+        "steps": {"step_time": "5s", "tokens_per_step": 4096},
+    }
+    spot = {(row["system"], row["level"]): row for row in run.simulate(spec.parse(document)).rows}
+    document["fleet"]["price"]["kind"] = "reserved"
+    reserved = {(row["system"], row["level"]): row for row in run.simulate(spec.parse(document)).rows}
+    assert len(spot) == 3
+    for key, row in spot.items():
+        cost, all_paid = row["cost"], reserved[key]["cost"]
+        assert cost["currency"] == "EUR"
+        assert all_paid["so_far"] == pytest.approx(2.0 * row["chips"] * 0.5)
+        away = row["badput"].get("slice away", 0.0) + row["badput"].get("there, but of no use to this system", 0.0)
+        assert cost["so_far"] == pytest.approx(all_paid["so_far"] * (1 - away))
+        assert cost["so_far"] >= sum(cost["badput"].values())
+        tokens = row["goodput"] * 1800 / 5 * 4096 * 4
+        assert cost["per_merged_million_tokens"] == pytest.approx(cost["so_far"] / tokens * 1e6)
+    assert any(row["badput"].get("slice away") for row in spot.values())
+
+
+def test_a_price_of_nodes_is_refused_because_a_fleet_has_only_chips():
+    with pytest.raises(
+        InvalidJobSpec, match=r"fleet\.price\.node_hour: is 3, but a simulated fleet has chips"
+    ) as refusal:
+        spec.parse({"duration": "1h", "fleet": {"chips": 2048, "price": {"node_hour": 3.0}}})
+    assert "Give fleet.price.chip_hour" in str(refusal.value)

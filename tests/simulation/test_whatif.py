@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from orchestrator.core.vocabulary import IslandId
+from api.simulation import figure
+from orchestrator.core.vocabulary import IslandId, Price
 from orchestrator.errors import DataError, InvalidJobSpec
 from orchestrator.simulation.plan import Fault, FaultKind, WorldPlan, sample_policy
 from orchestrator.simulation.whatif import CHANGED, HAPPENED, UNCHANGED, Settings, WhatIf, apply
@@ -73,6 +74,24 @@ def test_an_answer_is_plain_data_and_a_table(everyone):
     worst = [max(value or 0.0 for value in row.values.values()) for row in causes]
     assert worst == sorted(worst, reverse=True)
     assert worst[0] > 0.0
+
+
+def test_a_tape_with_prices_has_rows_of_money_and_one_without_has_none(everyone):
+    assert not [row for row in everyone.rows() if "cost" in row.name]
+    priced = replace(POLICY, islands=tuple(replace(plan, price=Price(36.0, "EUR")) for plan in POLICY.islands))
+    asia = IslandId("asia")
+    plan = WorldPlan((0.05,) * 4, adoption="rebase", faults=(Fault(4.0, FaultKind.KILL_AND_KEEP_AWAY, asia),))
+    tape = World(priced, plan, seed=7, checked=False).run().tape
+    question = what_if(tape, {"quorum": "3", "H": "48"})
+    rows = {row.name: row for row in question.rows() if "cost" in row.name}
+    assert {row.unit for row in rows.values()} == {"EUR"}
+    for name in (HAPPENED, UNCHANGED, CHANGED):
+        figures = question.summary()["columns"][name]
+        assert rows["cost"].values[name] == pytest.approx(figures["cost"]["so_far"])
+        per_million = rows["cost per merged million tokens"].values[name]
+        assert per_million == pytest.approx(figures["cost"]["so_far"] / figures["tokens_merged"] * 1e6)
+    assert len(rows) > 2
+    assert figure(rows["cost"].values[HAPPENED], "EUR").endswith(" EUR")
 
 
 def test_a_question_that_is_interrupted_keeps_what_there_is(tape):

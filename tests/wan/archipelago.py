@@ -43,9 +43,11 @@ class Archipelago:
         groups: Sequence[NodeGroup],
         lines: Mapping[str, Line] = NO_LINES,
         window_bytes: int | None = None,
+        readers: Sequence[str] = (),
     ) -> None:
-        self._groups = tuple(groups)
-        self.names = (CONTROL_GROUP, *(name for group in groups for name in _nodes_of(group)))
+        """``readers`` are regions without a node of the cluster."""
+        self._groups, self._readers = tuple(groups), tuple(readers)
+        self.names = (CONTROL_GROUP, *(name for group in groups for name in _nodes_of(group)), *readers)
         self.regions = Regions(self.names, lines, window_bytes)
         self.home, self.runs = Home(folder / "home"), folder / "runs"
         self.data = self.home.path / "data"
@@ -76,6 +78,7 @@ class Archipelago:
         return {
             name: place if name == CONTROL_GROUP else Place(place.address, (*place.enter, *own_disk))
             for name, place in self.regions.places.items()
+            if name not in self._readers
         }
 
     def down(self) -> None:

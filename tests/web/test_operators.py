@@ -168,3 +168,87 @@ def test_no_fault_is_found_where_plans_are_shown_and_chosen(
         for look in each_look(page):
             page.screenshot(path=pictures / f"chaos-{look}-scale.png")
             assert faults(page) == [], f"{look}, while a number is asked for"
+
+
+def test_settings_are_changed_and_a_refused_one_says_its_bounds(
+    begin: Callable[..., str], visit: Visit, site: Site, pictures: Path
+) -> None:
+    job = begin(name="settings")
+    page = shown(visit, job, **STILL)
+    page.get_by_role("button", name=f"Settings {job}").press("Enter")
+    dialog = page.get_by_role("dialog")
+    expect(dialog).to_contain_text(f"Change the settings of {job}?")
+    expect(dialog.get_by_label("Limit of cost")).to_have_count(0)
+    for look in each_look(page):
+        page.screenshot(path=pictures / f"settings-{look}.png")
+        assert faults(page) == [], f"{look}, while settings are asked for"
+    dialog.get_by_label("Learning rate").fill("0.5")
+    dialog.get_by_label("Quorum").fill("2")
+    dialog.get_by_role("button", name="Change", exact=True).press("Enter")
+    expect(page.locator("#toast")).to_contain_text("accepted, lr 0.5 of the specification's")
+    with site.client() as client:
+        wait_until(lambda: client.job(job).settings.changed)  # type: ignore[union-attr]
+        now = client.job(job).settings
+        assert now is not None
+        assert (now.lr_ratio, now.quorum, now.changes) == (0.5, 2, 1)
+    page.get_by_role("button", name=f"Settings {job}").click()
+    expect(dialog.get_by_label("Quorum")).to_have_value("2")
+    dialog.get_by_label("Quorum").fill("7")
+    dialog.get_by_role("button", name="Change", exact=True).click()
+    expect(page.locator("#toast")).to_contain_text("refused, quorum is 7, but must be 1 to 6")
+    page.get_by_role("link", name="Settings").click()
+    expect(page.locator("#inspection")).to_contain_text("learning rate 0.5 of the specification's, quorum 2")
+
+
+def test_a_job_is_finished_early_only_once_that_is_confirmed(
+    begin: Callable[..., str], visit: Visit, site: Site, pictures: Path
+) -> None:
+    job = begin(name="finished")
+    page = shown(visit, job, **STILL)
+    page.get_by_role("button", name=f"Finish {job}").click()
+    dialog = page.get_by_role("dialog")
+    expect(dialog).to_contain_text("Once that is merged, the job is completed")
+    for look in each_look(page):
+        page.screenshot(path=pictures / f"finish-{look}.png")
+        assert faults(page) == [], f"{look}, while a question is asked"
+    dialog.get_by_role("button", name="Train on").click()
+    with site.client() as client:
+        assert client.commands(job) == []
+        page.get_by_role("button", name=f"Finish {job}").click()
+        dialog.get_by_role("button", name="Finish the job").click()
+        wait_until(lambda: client.job(job).state == "completed")
+    expect(page.locator("#headline .badge")).to_have_text("completed")
+    expect(page.locator("#headline")).to_contain_text("finished early by operator-rosa")
+
+
+def test_a_job_shows_what_it_cost_pauses_at_its_limit_and_continues_by_the_page(
+    begin: Callable[..., str], visit: Visit, site: Site, pictures: Path
+) -> None:
+    prices = {"us-east": 2.1, "us-west": 3.9, "europe": 3.9, "asia": 1.5}
+    islands = [
+        {"node_group": name, "count": n, "price": {"chip_hour": price, "kind": "spot"}}
+        for (name, price), n in zip(prices.items(), (2, 1, 2, 1), strict=True)
+    ]
+    job = begin(name="bill", islands=islands, budget={"steps": 2_000_000, "cost": 0.01, "at_cost": "pause"})
+    page = shown(visit, job, **STILL)
+    cost = page.locator("#cost")
+    expect(cost).to_contain_text("per merged million tokens")
+    expect(cost).to_contain_text("at the end of the token budget")
+    expect(cost.get_by_role("row", name="us-east")).to_contain_text("node group")
+    with site.client() as client:
+        wait_until(lambda: client.job(job).paused and not client.job(job).islands_training)
+        expect(page.locator("#headline .notice")).to_contain_text(
+            "The job is paused: it has cost its limit of 0.01 USD"
+        )
+        for look in each_look(page):
+            page.screenshot(path=pictures / f"cost-{look}.png", full_page=True)
+            assert faults(page) == [], look
+            assert sideways(page) == 0, look
+        page.get_by_role("button", name=f"Settings {job}").click()
+        dialog = page.get_by_role("dialog")
+        expect(dialog.get_by_label("Limit of cost, in USD")).to_have_value("")
+        dialog.get_by_label("Limit of cost, in USD").fill("9")
+        page.screenshot(path=pictures / "cost-limit.png")
+        dialog.get_by_role("button", name="Change", exact=True).click()
+        wait_until(lambda: client.job(job).islands_training == 6)
+    expect(page.locator("#headline")).not_to_contain_text("is paused")

@@ -61,7 +61,8 @@ class Site:
     def submit(self, client: Client, **changes: Any) -> str:
         islands = [{"node_group": name, "count": n} for name, n in zip(GROUPS, (2, 1, 2, 1), strict=True)]
         recovery = {"backoff_first_s": BACKOFF_S}
-        return client.submit(self.installation.spec(islands=islands, recovery=recovery, **changes)).job
+        sections = {"islands": islands, "recovery": recovery, **changes}
+        return client.submit(self.installation.spec(**sections)).job
 
 
 GROUPS = ("us-east", "us-west", "europe", "asia")
