@@ -25,8 +25,9 @@ from learners.outbox import PublishedVersion
 from learners.state_transfer import held_s
 from orchestrator.channel.endpoint import Carried, Endpoint, Membership, Payload
 from orchestrator.channel.frames import SHARD
+from orchestrator.core.commands import ChangedSettings
 from orchestrator.core.messages import Announcement, HeldVersion, IslandHoldings
-from orchestrator.core.vocabulary import ChangedSettings, Epoch, FragmentId, Life, Version
+from orchestrator.core.vocabulary import Epoch, FragmentId, Life, Version
 from orchestrator.errors import Fenced, TransferStalled
 from orchestrator.parameters import wire_format
 from orchestrator.parameters.holding import EVERYTHING, Holding

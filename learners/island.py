@@ -56,7 +56,7 @@ from orchestrator.system.roots import AllowedRoots
 
 if TYPE_CHECKING:
     from learners.island_spec import IslandSpec
-    from orchestrator.core.vocabulary import ChangedSettings
+    from orchestrator.core.commands import ChangedSettings
 
 log = logging.getLogger(__name__)
 

@@ -29,12 +29,12 @@ from learners.island_arrays import ArraysPlan, Arrival, HeldPieces, IslandArrays
 from learners.outbox import Outbox
 from learners.state_transfer import Exports, FetchedState
 from learners.step_watch import StepWatch
+from orchestrator.core.commands import ChangedSettings
 from orchestrator.core.messages import Adopted, Evaluated, Flushed, IslandHoldings, IslandReport, NotEvaluated, Offer
 from orchestrator.core.vocabulary import (
     NO_ANCHOR,
     NO_RAMP,
     BatchRamp,
-    ChangedSettings,
     Epoch,
     FragmentId,
     Incarnation,

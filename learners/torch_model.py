@@ -29,7 +29,7 @@ from torch import nn
 from learners.contract import Batch
 from learners.factories import called, guarded, imported
 from learners.island_spec import IslandSpec
-from learners.optimizer_settings import settings_of
+from learners.optimizer_settings import ROUNDING, settings_of
 from orchestrator.errors import ConfigurationError, InvalidJobSpec, in_words
 from orchestrator.models import trainable
 from orchestrator.models.huggingface.weights import ADAPTER, CONFIG, folder_digest
@@ -274,6 +274,28 @@ def _separate_head(module: Any) -> str:
     name = next((name for name, each in module.named_parameters() if each is weight), "")
     embeddings = module.get_input_embeddings()
     return name if name in (module._tied_weights_keys or ()) and weight is not embeddings.weight else ""
+
+
+def slope_of(moved: Iterable[tuple[nn.Parameter, torch.Tensor, torch.Tensor]]) -> float:
+    """Return the slope (``inner_step``) of a step: of each parameter, what it was, and its gradient."""
+    slope = updates = sizes = 0.0
+    for parameter, before, gradient in moved:
+        update = parameter.detach() - before
+        slope += float((update * gradient).sum())
+        updates, sizes = updates + float(update.square().sum()), sizes + float(before.square().sum())
+    return slope if updates > ROUNDING**2 * sizes else 0.0
+
+
+# ── values of a state ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def flops_per_token(module: nn.Module) -> float | None:
+    """Return six operations for each parameter, but for tables of embeddings; None if some parameters are not trained."""
+    if any(not each.requires_grad for each in module.parameters()):
+        return None
+    layers = (each for each in module.modules() if not isinstance(each, nn.Embedding))
+    own = {id(each): each.numel() for layer in layers for each in layer.parameters(recurse=False)}
+    return 6.0 * float(sum(own.values()))
 
 
 def trained_parameters(module: nn.Module) -> dict[str, nn.Parameter]:

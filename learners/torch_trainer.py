@@ -36,7 +36,7 @@ from torch.distributed.tensor import DTensor
 from learners.contract import Arrays, Batch, HeldOutLoss, HeldPart, HostCopy, StepResult
 from learners.factories import guarded
 from learners.island_spec import Document, Draw, IslandSpec
-from learners.optimizer_settings import OF_TORCH, ROUNDING, DescentCheck, learning_rate
+from learners.optimizer_settings import OF_TORCH, DescentCheck, learning_rate
 from learners.text import Text
 from learners.torch_layout import (
     DecoderLayout,
@@ -54,6 +54,7 @@ from learners.torch_model import (
     auxiliary_of,
     checkpoint_activations,
     documents_of,
+    flops_per_token,
     hold_frozen_in,
     logits_of,
     losses_of,
@@ -64,6 +65,7 @@ from learners.torch_model import (
     require_causal,
     require_documents,
     roles_of,
+    slope_of,
     trained_parameters,
     weighted_mean,
 )
@@ -205,16 +207,11 @@ class TorchTrainer:
 
     @cached_property
     def _ideal_seconds(self) -> float | None:
-        """The shortest time of a step, with six operations per token and parameter, but for tables of embeddings.
-
-        None if the devices' peak is unknown, or if some parameters are not trained, which need fewer.
-        """
-        if any(not each.requires_grad for each in self._module.parameters()):
-            return None
-        layers = (each for each in self._module.modules() if not isinstance(each, nn.Embedding))
-        own = {id(each): each.numel() for layer in layers for each in layer.parameters(recurse=False)}
+        """The shortest time of a step; None if the model's operations or the devices' peak are unknown."""
+        count = flops_per_token(self._module)
+        flops = None if count is None else count * self._spec.tokens_per_step
         kind = torch.cuda.get_device_name(self._device) if self._device.type == "cuda" else "cpu"
-        return self._spec.ideal_seconds(6.0 * sum(own.values()) * self._spec.tokens_per_step, kind, self._size)
+        return self._spec.ideal_seconds(flops, kind, self._size)
 
     def held(self, piece: str) -> HeldPart:
         named = piece_named(piece)
@@ -358,7 +355,7 @@ class TorchTrainer:
                 f"step of the optimizer {self._inner.factory or self._inner.kind!r}", optimizer.step, (RuntimeError,)
             )()
         if measured is not None:
-            measured.judge(_slope(before))
+            measured.judge(slope_of(before))
 
     def _try_update(self) -> None:
         """Move the parameters once, look at the state that the optimizer then has, and put them back."""
@@ -555,19 +552,6 @@ class DeviceCopy:
 
     def arrays(self) -> Arrays:
         return {name: tensor.cpu().numpy() for name, tensor in self._tensors.items()}
-
-
-def _slope(moved: Iterable[tuple[nn.Parameter, torch.Tensor, torch.Tensor]]) -> float:
-    """Return the slope (``inner_step``) of a step: of each parameter, what it was, and its gradient."""
-    slope = updates = sizes = 0.0
-    for parameter, before, gradient in moved:
-        update = parameter.detach() - before
-        slope += float((update * gradient).sum())
-        updates, sizes = updates + float(update.square().sum()), sizes + float(before.square().sum())
-    return slope if updates > ROUNDING**2 * sizes else 0.0
-
-
-# ── values of a state ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def _travels(value: Any) -> bool:

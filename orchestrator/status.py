@@ -76,13 +76,9 @@ class IslandFacts(Facts):
     steps_total: Count = 0
     tokens_total: Count = 0
     loss: float | None = Field(default=None, description="training loss of the last step, nats per token")
-    learning_rate: float | None = Field(
-        default=None, description="that of the last step; null: its trainer does not say"
-    )
+    learning_rate: float | None = Field(default=None, description="of the last step; null: its trainer has none")
     gradient_norm: float | None = Field(default=None, description="L2 norm of its gradient, before clipping")
-    mfu_ratio: float | None = Field(
-        default=None, description="model FLOPs utilisation at the recent pace; null: unknown"
-    )
+    mfu_ratio: float | None = Field(default=None, description="model FLOPs utilisation, recently; null: unknown")
     restarts: Count = 0
     flag: str = Field(default="", description="what is wrong with its contributions; empty once good work is merged")
     quarantines: Count = Field(

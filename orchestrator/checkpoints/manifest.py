@@ -29,7 +29,8 @@ from dataclasses import asdict, dataclass, fields
 from hashlib import blake2b
 from typing import Any, TypeVar
 
-from orchestrator.core.vocabulary import UNCHANGED, ChangedSettings, Epoch
+from orchestrator.core.commands import UNCHANGED, ChangedSettings
+from orchestrator.core.vocabulary import Epoch
 from orchestrator.errors import DataError
 from orchestrator.parameters.pieces import RoleRow
 from orchestrator.system.roots import name_parts, shown

@@ -18,9 +18,9 @@ from typing import Any
 from orchestrator.checkpoints.folder import Folder
 from orchestrator.checkpoints.manifest import MANIFEST_BYTES_MAX, Manifest, from_document, seal, unseal
 from orchestrator.checkpoints.reading import newest_sound
-from orchestrator.core.commands import Set
+from orchestrator.core.commands import ChangedSettings, Set
 from orchestrator.core.saving import JobResumed, SavedIsland
-from orchestrator.core.vocabulary import ChangedSettings, Instant, IslandId, Version
+from orchestrator.core.vocabulary import Instant, IslandId, Version
 from orchestrator.errors import DataError
 from orchestrator.system.roots import AllowedRoots
 from orchestrator.system.run_folder import RESUMED, SPECIFICATION

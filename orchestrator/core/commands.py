@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from orchestrator.core.faults import Fault, fault_of, flat
-from orchestrator.core.vocabulary import IslandId, JobPolicy, NodeGroupId, replace
+from orchestrator.core.vocabulary import Epoch, IslandId, JobPolicy, NodeGroupId, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,3 +176,27 @@ def kind_of(command: Command) -> str:
 def island_of(command: Command) -> IslandId | None:
     """The island that it is for, if it is for one."""
     return command.island if isinstance(command, IslandCommand | Inject) else None
+
+
+@dataclass(frozen=True, slots=True)
+class ChangedSettings:
+    """The settings of a job that operators changed; None: it is as in the specification. The latest changes count.
+
+    epoch, count         the epoch of the last change, and how many there were: of two records the higher pair is newer
+    lr_ratio             the inner learning rate, as a ratio of the specification's schedule
+    quorum               K
+    grace_cap_steps      the longest grace window, in inner steps
+    sync_interval_steps  H
+    cost_max             the limit of what the job may cost. No decision depends on it
+    """
+
+    epoch: Epoch = Epoch(0)
+    count: int = 0
+    lr_ratio: float | None = None
+    quorum: int | None = None
+    grace_cap_steps: float | None = None
+    sync_interval_steps: int | None = None
+    cost_max: float | None = None
+
+
+UNCHANGED = ChangedSettings()

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Protocol, assert_never
 
+from orchestrator.core.commands import UNCHANGED, ChangedSettings
 from orchestrator.core.saving import (
     BeginCheckpoint,
     DropCheckpoint,
@@ -22,9 +23,7 @@ from orchestrator.core.saving import (
 from orchestrator.core.vocabulary import (
     NO_ANCHOR,
     NO_INCARNATION,
-    UNCHANGED,
     UNWRITTEN_DEFAULT,
-    ChangedSettings,
     CloseReason,
     CommandId,
     Contribution,

@@ -13,12 +13,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from orchestrator.core.commands import UNCHANGED, ChangedSettings
 from orchestrator.core.vocabulary import (
     NO_ANCHOR,
     NO_FLAWS,
-    UNCHANGED,
     UNWRITTEN_DEFAULT,
-    ChangedSettings,
     Contribution,
     DataFlaws,
     Duration,

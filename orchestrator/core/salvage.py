@@ -39,6 +39,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from orchestrator.core import island_record
+from orchestrator.core.commands import ChangedSettings
 from orchestrator.core.effects import Effect, FlushIsland, StartTraining
 from orchestrator.core.fragment_life import publish_newer
 from orchestrator.core.fragment_round import FragmentRound
@@ -48,7 +49,6 @@ from orchestrator.core.saving import JobSalvaged, LostVersion, SurvivingIsland
 from orchestrator.core.state import JobState
 from orchestrator.core.vocabulary import (
     AllOffers,
-    ChangedSettings,
     Epoch,
     FragmentId,
     Incarnation,

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from orchestrator.core.commands import UNCHANGED, ChangedSettings
 from orchestrator.core.fragment_round import FragmentRound, Leaving, Pace, UpdateNorms
 from orchestrator.core.island_record import Island
 from orchestrator.core.messages import Progress
 from orchestrator.core.saving import SavedPart, SurvivingIsland
 from orchestrator.core.vocabulary import (
-    UNCHANGED,
-    ChangedSettings,
     CommandId,
     Duration,
     Epoch,

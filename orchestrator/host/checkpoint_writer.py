@@ -25,6 +25,7 @@ from orchestrator.checkpoints.folder import Folder
 from orchestrator.checkpoints.manifest import PART, File, Fragment, Manifest, Part, manifest_digest
 from orchestrator.checkpoints.resumption import Resumption
 from orchestrator.checkpoints.writing import OuterCut
+from orchestrator.core.commands import ChangedSettings
 from orchestrator.core.saving import (
     BeginCheckpoint,
     CheckpointFailed,
@@ -34,7 +35,7 @@ from orchestrator.core.saving import (
     SavingEffect,
     SealCheckpoint,
 )
-from orchestrator.core.vocabulary import ChangedSettings, Instant, IslandId
+from orchestrator.core.vocabulary import Instant, IslandId
 from orchestrator.errors import AtollError, first_line, in_words
 from orchestrator.host.job_context import JobContext
 from orchestrator.host.state_view import StateView

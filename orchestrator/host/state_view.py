@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from types import MappingProxyType
 
 from orchestrator.core import invariants
-from orchestrator.core.commands import island_of, kind_of
+from orchestrator.core.commands import ChangedSettings, island_of, kind_of
 from orchestrator.core.effects import ResolveCommand
 from orchestrator.core.events import FaultInjected
 from orchestrator.core.island_record import Island
@@ -27,7 +27,6 @@ from orchestrator.core.messages import Announcement, MergedWork
 from orchestrator.core.state import Checkpoints, JobState
 from orchestrator.core.synchroniser import Synchroniser
 from orchestrator.core.vocabulary import (
-    ChangedSettings,
     FragmentId,
     Incarnation,
     Instant,

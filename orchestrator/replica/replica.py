@@ -31,13 +31,12 @@ from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import Literal, NamedTuple, Self
 
+from orchestrator.core.commands import UNCHANGED, ChangedSettings
 from orchestrator.core.messages import Adopted, Drained, Flushed, IslandReport, Offer
 from orchestrator.core.vocabulary import (
     NO_ANCHOR,
     NO_RAMP,
-    UNCHANGED,
     BatchRamp,
-    ChangedSettings,
     FragmentId,
     MergedOffer,
     ScheduleAnchor,

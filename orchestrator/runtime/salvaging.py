@@ -36,7 +36,7 @@ from orchestrator.checkpoints.manifest import decode as decode_manifest
 from orchestrator.checkpoints.reading import outer_states
 from orchestrator.checkpoints.resumption import CHANGEABLE, Resumption, commands_of
 from orchestrator.checkpoints.writing import momentum_name
-from orchestrator.core.commands import Set
+from orchestrator.core.commands import UNCHANGED, ChangedSettings, Set
 from orchestrator.core.messages import IslandHoldings
 from orchestrator.core.salvage import (
     Choice,
@@ -50,18 +50,7 @@ from orchestrator.core.salvage import (
     tokens_trained,
 )
 from orchestrator.core.saving import JobSalvaged, LostVersion
-from orchestrator.core.vocabulary import (
-    UNCHANGED,
-    ChangedSettings,
-    Epoch,
-    FragmentId,
-    Incarnation,
-    IslandId,
-    JobPolicy,
-    Life,
-    NodeGroupId,
-    Version,
-)
+from orchestrator.core.vocabulary import Epoch, FragmentId, Incarnation, IslandId, JobPolicy, Life, NodeGroupId, Version
 from orchestrator.errors import AtollError, DataError, FilesElsewhere, TransferError, first_line, in_words
 from orchestrator.host import job_files
 from orchestrator.host.job_context import JobContext

@@ -18,14 +18,7 @@ from pydantic import Field, ValidationError, model_validator
 from orchestrator.core.vocabulary import NO_RAMP, BatchRamp, IslandId, IslandPlan, JobPolicy, NodeGroupId, quorum_of
 from orchestrator.errors import ConfigurationError, InvalidJobSpec, Problem
 from orchestrator.specification import device_mesh, documents, policy_source, training_sections
-from orchestrator.specification.bounds import (
-    BUDGET_TOKENS_MAX,
-    BYTE_COUNT,
-    BYTES,
-    ISLANDS_MAX,
-    Name,
-    Seed,
-)
+from orchestrator.specification.bounds import BUDGET_TOKENS_MAX, BYTE_COUNT, BYTES, ISLANDS_MAX, Name, Seed
 from orchestrator.specification.sections import (
     BudgetSection,
     CheckpointsSection,
@@ -39,7 +32,6 @@ from orchestrator.specification.sections import (
     SyntheticSection,
     TransportSection,
     document_end_problems,
-    framework_problems,
 )
 from orchestrator.specification.training_sections import DataSection, ModelSection, TrainableSection, TrainingSection
 from orchestrator.specification.validation import collected, omitted_count, problems_of, right_part, wrong_places
@@ -561,7 +553,7 @@ def _synchroniser_problems(job: JobSpec) -> Iterable[Problem]:
 
 
 def _trainer_problems(job: JobSpec) -> Iterable[Problem]:
-    yield from framework_problems(job.trainer, job.model, job.training, job.islands, job.trainable)
+    yield from device_mesh.framework_problems(job.trainer, job.model, job.training, job.islands, job.trainable)
     fragments, parameters = job.synchroniser.fragments, job.synthetic.parameters
     if job.trainer.is_synthetic and parameters < fragments:
         message = f"is {fragments:,}, more than the {parameters:,} parameters of the model."

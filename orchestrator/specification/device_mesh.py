@@ -12,18 +12,27 @@ service checks the built-in models before a job starts, and every process that b
 split: a loop runs them one after the other on all devices. Vectors, stacked or not, are not split along ``fsdp``: they are
 small.
 
-Besides, the rules by which a batch is divided: into microbatches, into the parts of a growing batch, and among islands.
+Besides, the rules by which a batch is divided: into microbatches, into the parts of a growing batch, and among islands; and
+what a framework lacks (``framework_problems``).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 from orchestrator.errors import Problem
 from orchestrator.specification.bounds import STEP_TOKENS_MAX
-from orchestrator.system.plain import counted
+from orchestrator.system.plain import brief, counted
+
+if TYPE_CHECKING:
+    from orchestrator.specification.training_sections import (
+        ModelSection,
+        TrainableSection,
+        TrainerSection,
+        TrainingSection,
+    )
 
 AXES = ("data", "fsdp", "expert", "tensor")
 
@@ -220,7 +229,7 @@ def process_problems(entry: str, island: Placed, *, of_jax: bool) -> Iterable[Pr
 
 
 class Placed(Protocol):
-    """The fields of an entry of ``islands`` that ``sections.framework_problems`` reads."""
+    """The fields of an entry of ``islands`` that ``framework_problems`` reads."""
 
     @property
     def hosts(self) -> int: ...
@@ -317,3 +326,90 @@ def _listed(items: Iterable[str]) -> str:
 def _nearest(size: int, factor: int) -> str:
     below = size // factor * factor
     return f"{below} and {below + factor}" if below else f"{factor}"
+
+
+def framework_problems(
+    trainer: TrainerSection,
+    model: ModelSection,
+    training: TrainingSection,
+    islands: Iterable[Placed],
+    part: TrainableSection | None,
+) -> Iterator[Problem]:
+    """Yield a problem for everything that is set and that the trainer does not have, such as settings of JAX with torch.
+
+    ``part`` is what is trained.
+    """
+    if trainer.kind != "torch":
+        for index, entry in enumerate(islands):
+            if entry.framework is None:
+                yield from process_problems(f"islands.{index}", entry, of_jax=trainer.is_built_in)
+            else:
+                yield from _shared_problems(f"islands.{index}", entry, trainer, model, training, part)
+        return
+    of_jax = {
+        "preset": None if model.preset == "nano" else model.preset,
+        "decoder": model.decoder,
+        "factory": model.factory,
+        "initial_weights": model.initial_weights,
+        "vocabulary_size": model.vocabulary_size,
+    }
+    for name in (name for name, value in of_jax.items() if value is not None):
+        message = "is set, but trainer.kind is torch, which trains trainer.model."
+        yield Problem(f"model.{name}", message, "Leave it out, or leave out the trainer.")
+    if model.remat == "dots":
+        yield Problem("model.remat", "is dots, but torch recomputes all or nothing.", "Use full, or none.")
+    optimizer, base = training.inner_optimizer, None if part is None else part.base
+    if optimizer.factory is None and optimizer.kind not in ("adamw", "muon"):
+        message = f"is {optimizer.kind}, but trainer.kind is torch, which has adamw and muon."
+        remedy = "Use one of these, or a factory such as torch.optim:Adafactor."
+        yield Problem("training.inner_optimizer.kind", message, remedy)
+    for index, entry in enumerate(islands):
+        sizes = entry.batch_size or training.batch_size, entry.accumulation or training.accumulation
+        named = optimizer.factory or optimizer.kind
+        yield from torch_problems(f"islands.{index}", entry, named, base, *sizes)
+
+
+def _shared_problems(
+    where: str,
+    entry: Placed,
+    trainer: TrainerSection,
+    model: ModelSection,
+    training: TrainingSection,
+    part: TrainableSection | None,
+) -> Iterator[Problem]:
+    """Yield the problems of an island in PyTorch in a job in JAX: both need the same tensors, and the same state."""
+    optimizer = training.inner_optimizer
+    chosen = optimizer.factory or optimizer.kind
+    without, instead = "Leave framework out", "train the whole job in PyTorch (trainer.kind)"
+    if not trainer.is_built_in:
+        message = f"is torch, but the trainer {trainer.factory} decides itself in which framework it trains."
+        yield Problem(f"{where}.framework", message, f"{without}.")
+        return
+    if model.initial_weights is None or "://" in model.initial_weights:
+        folder = brief(model.initial_weights)
+        message = f"is torch, but transformers reads a model from a folder, and model.initial_weights is {folder}."
+        yield Problem(f"{where}.framework", message, f"Set that to a folder of Hugging Face's libraries, or {instead}.")
+    if model.decoder is not None and model.decoder.experts is not None:
+        message = "is torch, but a mixture of experts has other tensors in transformers, and another loss of balance."
+        yield Problem(f"{where}.framework", message, f"{without}, or {instead}.")
+    if chosen != "adamw":
+        message = f"is torch, but the state of the optimizer {chosen} differs between JAX and PyTorch."
+        yield Problem(
+            f"{where}.framework", message, "Set training.inner_optimizer.kind to adamw, or leave framework out."
+        )
+    if part is not None:
+        message = "is torch, but trainable is set, and frozen parts are created differently in JAX and PyTorch."
+        yield Problem(f"{where}.framework", message, f"{without}, or {instead}.")
+    if training.objective is not None:
+        message = f"is torch, but training.objective.kind is {training.objective.kind}, which only JAX has."
+        yield Problem(f"{where}.framework", message, f"{without}.")
+    if model.remat == "dots":
+        yield Problem("model.remat", "is dots, but torch recomputes all or nothing.", "Use full, or none.")
+    if (count := entry.hosts * entry.processes_per_host) > 1:
+        message = (
+            f"is torch, but the island has {count} processes, whose rows of the decoder's tensors FSDP2 cannot split."
+        )
+        yield Problem(f"{where}.framework", message, f"Give the island one process, or {without.lower()}.")
+        return
+    sizes = entry.batch_size or training.batch_size, entry.accumulation or training.accumulation
+    yield from torch_problems(where, entry, chosen, None, *sizes)

@@ -1,20 +1,19 @@
 """The sections of a job specification: every field with its unit, its default and its reason.
 
-What is right within one section is said here, in types. What needs more than one section is ``config``'s business, except
-what a framework lacks (``framework_problems``), and so is reading files.
+What is right within one section is said here, in types. What needs more than one section is ``config``'s business, and so is
+reading files.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
 from orchestrator.core.vocabulary import Price
 from orchestrator.errors import Problem
 from orchestrator.parameters.codec.registry import CODEC_NAMES, CodecName
-from orchestrator.specification import device_mesh
 from orchestrator.specification.bounds import (
     SHARDS_MAX,
     AcceleratorCount,
@@ -67,15 +66,6 @@ from orchestrator.specification.bounds import (
 )
 from orchestrator.specification.bounds import Section as Section
 from orchestrator.specification.validation import one_of
-from orchestrator.system.plain import brief
-
-if TYPE_CHECKING:
-    from orchestrator.specification.training_sections import (
-        ModelSection,
-        TrainableSection,
-        TrainerSection,
-        TrainingSection,
-    )
 
 ADAM_LR = 0.005
 MOMENT_COUNTS = {"sgd": 0, "momentum": 1, "nesterov": 1, "adam": 2}
@@ -537,90 +527,3 @@ def document_end_problems(source: str, separator: int | None, vocabulary_size: i
     elif vocabulary_size is not None and separator is not None and separator >= vocabulary_size:
         message = f"is {separator:,}, but the model has no token above {vocabulary_size - 1:,}."
         yield Problem("data.separator", message, "Name the token that ends a document in these sequences.")
-
-
-def framework_problems(
-    trainer: TrainerSection,
-    model: ModelSection,
-    training: TrainingSection,
-    islands: Iterable[IslandsSection],
-    part: TrainableSection | None,
-) -> Iterator[Problem]:
-    """Yield a problem for everything that is set and that the trainer does not have, such as settings of JAX with torch.
-
-    ``part`` is what is trained.
-    """
-    if trainer.kind != "torch":
-        for index, entry in enumerate(islands):
-            if entry.framework is None:
-                yield from device_mesh.process_problems(f"islands.{index}", entry, of_jax=trainer.is_built_in)
-            else:
-                yield from _shared_problems(f"islands.{index}", entry, trainer, model, training, part)
-        return
-    of_jax = {
-        "preset": None if model.preset == "nano" else model.preset,
-        "decoder": model.decoder,
-        "factory": model.factory,
-        "initial_weights": model.initial_weights,
-        "vocabulary_size": model.vocabulary_size,
-    }
-    for name in (name for name, value in of_jax.items() if value is not None):
-        message = "is set, but trainer.kind is torch, which trains trainer.model."
-        yield Problem(f"model.{name}", message, "Leave it out, or leave out the trainer.")
-    if model.remat == "dots":
-        yield Problem("model.remat", "is dots, but torch recomputes all or nothing.", "Use full, or none.")
-    optimizer, base = training.inner_optimizer, None if part is None else part.base
-    if optimizer.factory is None and optimizer.kind not in ("adamw", "muon"):
-        message = f"is {optimizer.kind}, but trainer.kind is torch, which has adamw and muon."
-        remedy = "Use one of these, or a factory such as torch.optim:Adafactor."
-        yield Problem("training.inner_optimizer.kind", message, remedy)
-    for index, entry in enumerate(islands):
-        sizes = entry.batch_size or training.batch_size, entry.accumulation or training.accumulation
-        named = optimizer.factory or optimizer.kind
-        yield from device_mesh.torch_problems(f"islands.{index}", entry, named, base, *sizes)
-
-
-def _shared_problems(
-    where: str,
-    entry: IslandsSection,
-    trainer: TrainerSection,
-    model: ModelSection,
-    training: TrainingSection,
-    part: TrainableSection | None,
-) -> Iterator[Problem]:
-    """Yield the problems of an island in PyTorch in a job in JAX: both need the same tensors, and the same state."""
-    optimizer = training.inner_optimizer
-    chosen = optimizer.factory or optimizer.kind
-    without, instead = "Leave framework out", "train the whole job in PyTorch (trainer.kind)"
-    if not trainer.is_built_in:
-        message = f"is torch, but the trainer {trainer.factory} decides itself in which framework it trains."
-        yield Problem(f"{where}.framework", message, f"{without}.")
-        return
-    if model.initial_weights is None or "://" in model.initial_weights:
-        folder = brief(model.initial_weights)
-        message = f"is torch, but transformers reads a model from a folder, and model.initial_weights is {folder}."
-        yield Problem(f"{where}.framework", message, f"Set that to a folder of Hugging Face's libraries, or {instead}.")
-    if model.decoder is not None and model.decoder.experts is not None:
-        message = "is torch, but a mixture of experts has other tensors in transformers, and another loss of balance."
-        yield Problem(f"{where}.framework", message, f"{without}, or {instead}.")
-    if chosen != "adamw":
-        message = f"is torch, but the state of the optimizer {chosen} differs between JAX and PyTorch."
-        yield Problem(
-            f"{where}.framework", message, "Set training.inner_optimizer.kind to adamw, or leave framework out."
-        )
-    if part is not None:
-        message = "is torch, but trainable is set, and frozen parts are created differently in JAX and PyTorch."
-        yield Problem(f"{where}.framework", message, f"{without}, or {instead}.")
-    if training.objective is not None:
-        message = f"is torch, but training.objective.kind is {training.objective.kind}, which only JAX has."
-        yield Problem(f"{where}.framework", message, f"{without}.")
-    if model.remat == "dots":
-        yield Problem("model.remat", "is dots, but torch recomputes all or nothing.", "Use full, or none.")
-    if (count := entry.hosts * entry.processes_per_host) > 1:
-        message = (
-            f"is torch, but the island has {count} processes, whose rows of the decoder's tensors FSDP2 cannot split."
-        )
-        yield Problem(f"{where}.framework", message, f"Give the island one process, or {without.lower()}.")
-        return
-    sizes = entry.batch_size or training.batch_size, entry.accumulation or training.accumulation
-    yield from device_mesh.torch_problems(where, entry, chosen, None, *sizes)

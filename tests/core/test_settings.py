@@ -11,7 +11,7 @@ from orchestrator.accounting.explanation import Explanations
 from orchestrator.checkpoints import manifest as manifests
 from orchestrator.checkpoints.manifest import Fragment, Manifest
 from orchestrator.checkpoints.resumption import Resumption, commands_of
-from orchestrator.core.commands import Continue, Finish, Pause, Readd, Set
+from orchestrator.core.commands import UNCHANGED, ChangedSettings, Continue, Finish, Pause, Readd, Set
 from orchestrator.core.effects import (
     AdjustIsland,
     DrainIsland,
@@ -27,17 +27,7 @@ from orchestrator.core.events import SynchroniserRestarted
 from orchestrator.core.messages import CaughtUp, Drained
 from orchestrator.core.salvage import changed_settings
 from orchestrator.core.saving import BeginCheckpoint
-from orchestrator.core.vocabulary import (
-    UNCHANGED,
-    ChangedSettings,
-    CloseReason,
-    Epoch,
-    FragmentId,
-    GraceTimer,
-    IslandId,
-    JobPhase,
-    Version,
-)
+from orchestrator.core.vocabulary import CloseReason, Epoch, FragmentId, GraceTimer, IslandId, JobPhase, Version
 from orchestrator.errors import DataError
 from orchestrator.host.state_view import core_status
 from orchestrator.replica.replica import Replica, ReplicaPolicy

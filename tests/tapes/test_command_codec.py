@@ -34,7 +34,7 @@ def test_the_words_of_the_store_and_of_calls_stay_as_they_are() -> None:
 @pytest.mark.parametrize(
     ("document", "says"),
     [
-        ({"kind": "pause", "island": "asia"}, "'pause' is known"),
+        ({"kind": "banish", "island": "asia"}, "'banish' is known"),
         ({"island": "asia"}, "None is known"),
         ({"kind": ["kill"]}, "a list"),
         ({"kind": "kill", "island": "asia", "restart": True, "grace_s": 5.0}, "grace_s"),
