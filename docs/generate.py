@@ -36,7 +36,7 @@ from api.cli import app
 from api.simulation import cell_words, columns_of
 from docs import generate_formats, generate_service
 from docs.markdown import MADE, paragraphs, prose
-from orchestrator.core import vocabulary
+from orchestrator.core import commands, vocabulary
 from orchestrator.core.effects import Effect
 from orchestrator.core.events import Event, IslandReported
 from orchestrator.kubernetes import manifests, values
@@ -342,7 +342,7 @@ def nested_kinds() -> set[type[Any]]:
 def shown(value: Any) -> str:
     if isinstance(value, Enum):
         return str(value.value)
-    for name, constant in vars(vocabulary).items():
+    for name, constant in {**vars(vocabulary), **vars(commands)}.items():
         if name.isupper() and dataclasses.is_dataclass(constant) and constant == value:
             return name
     return repr(value)

@@ -112,14 +112,15 @@ MAY_IMPORT = {
         "orchestrator.laboratory": "learners numpy orchestrator pydantic rich yaml",
         "learners": """
             array_record bitsandbytes equinox flax grain jax ml_dtypes numpy optax orbax
-            orchestrator.channel.endpoint orchestrator.channel.frames orchestrator.checkpoints orchestrator.core.commands
-            orchestrator.core.messages orchestrator.core.vocabulary orchestrator.errors orchestrator.models
-            orchestrator.parameters.codec orchestrator.parameters.fragment_map orchestrator.parameters.holding
-            orchestrator.parameters.parts orchestrator.parameters.pieces orchestrator.parameters.tensors orchestrator.parameters.wire_format
-            orchestrator.replica orchestrator.specification.bounds orchestrator.specification.data_sources
+            orchestrator.channel.endpoint orchestrator.channel.frames orchestrator.checkpoints
+            orchestrator.core.commands orchestrator.core.messages orchestrator.core.vocabulary orchestrator.errors
+            orchestrator.models orchestrator.parameters.codec orchestrator.parameters.fragment_map
+            orchestrator.parameters.holding orchestrator.parameters.parts orchestrator.parameters.pieces
+            orchestrator.parameters.tensors orchestrator.parameters.wire_format orchestrator.replica
+            orchestrator.specification.bounds orchestrator.specification.data_sources
             orchestrator.specification.device_mesh orchestrator.specification.sections
-            orchestrator.specification.training_sections orchestrator.system orchestrator.text peft pyarrow safetensors
-            tensorstore tokenizers torch transformers zstandard
+            orchestrator.specification.training_sections orchestrator.system orchestrator.text peft pyarrow
+            safetensors tensorstore tokenizers torch transformers zstandard
         """,
         "learners.island_spec": """
             orchestrator.errors orchestrator.specification orchestrator.system pydantic

@@ -228,7 +228,8 @@ def readd(state: JobState, event: CommandRequested, request: Readd) -> list[Effe
         goes_on = after.state is IslandState.TRAINING and not island.current.kill_reason
         outcome = "is not drained any more; it trains on" if goes_on else f"is {island.state}; it will be placed again"
         start = [StartTraining(island.id, island.incarnation)] if after.state is IslandState.TRAINING else []
-        return [ResolveCommand(event.command, True, f"{island.id} {outcome}"), *start]
+        # alone, it need not wait for islands that leave
+        return [ResolveCommand(event.command, True, f"{island.id} {outcome}"), *start, *advance_all(state, event.at)]
     placing = island_life.place(state, island_record.failures_reset(island), f"re-added by {event.caller}")
     after = state.islands[island.id]
     outcome = "is being placed again" if after.state is IslandState.PLACING else f"waits: {after.reason}"

@@ -212,6 +212,15 @@ def test_work_of_an_island_that_fell_silent_merges_once_it_answers_and_leaves() 
     assert set(inputs(the(MergeFragment, effects))) == {"a"}
 
 
+def test_an_island_that_is_re_added_while_the_others_leave_does_not_wait_for_them() -> None:
+    story = leaving_together("ab", "")
+    story.command("d1", commands.Drain("a"))
+    notice(story, "b")
+    assert all_of(MergeFragment, story.offers_fragment("a")) == []
+    merge = the(MergeFragment, story.command("r1", commands.Readd("a")))
+    assert (merge.reason, set(inputs(merge))) == (CloseReason.EVERYONE_IN, {"a"})
+
+
 def test_a_round_that_waited_for_those_that_leave_collects_again_when_another_island_trains() -> None:
     story = leaving_together("abc", "", quorum=2)
     story.timer(the(SetTimer, story.dies("c")))

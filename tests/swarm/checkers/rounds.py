@@ -88,7 +88,7 @@ class Rounds:
         require(self.held == in_rounds, "every payload is held or released and never both", self.held ^ in_rounds)
         for current in self.all:
             self._waits_for_somebody(current)
-        gave_all = self._islands.ending and not self._islands.live
+        gave_all = self._islands.ending and not self._islands.live and not self.going_back
         self._complete = self._complete or (gave_all and not any(r.open or r.inputs for r in self.all))
 
     def merged_up_to(self, island: IslandId, incarnation: Incarnation) -> list[int]:
