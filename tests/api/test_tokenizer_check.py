@@ -48,7 +48,11 @@ def test_the_tokens_around_a_document_become_the_job_s(submit, tmp_path) -> None
 @pytest.mark.parametrize(
     ("tokens", "data", "problem"),
     [
-        ({"a": 0, "</s>": 256}, {}, r"data.tokenizer: is .* with 257 tokens, but the model has only 256. Set model"),
+        (
+            {"a": 0, "</s>": 256},
+            {},
+            r"data.tokenizer: is .* with 257 tokens, but the model has only 256. Use the tokenizer",
+        ),
         ({"a": 0}, {}, r"data.separator: is not given, .* no control token that is known to end a text. Set it"),
         ({"a": 0, "<eos>": 1}, {}, r"data.separator: is not given, .*'<eos>' is an ordinary token in it.* Set it"),
         ({"a": 0}, {"separator": 1}, r"data.separator: is 1, .* has no token 1: its last one is 0. Use"),

@@ -424,14 +424,19 @@ def test_of_a_manifest_with_any_field_wrong_nothing_comes_but_dataerror(sound: d
                 refused += len(str(error)) < 1000
             else:
                 accepted.append((way, value))
-        not_of_old = way[-1] in ("roles", "granules", "batch_sizes")  # older builds wrote none
+        not_of_old = way[-1] in ("roles", "granules", "batch_sizes", "changed")  # older builds wrote none
         needed = isinstance(way[-1], str) and way != ("spec",) and not not_of_old
         with pytest.raises(DataError) if needed else suppress(DataError):
             decode(seal(changed(sound, way, lambda there, key: there.pop(key))), "it")
     assert refused > 500
     harmless = {(name,) for name in ("job", "spec", "at", "taken_at", "legs", "granules", "parts")}
     harmless |= {(section, i, name) for section, name in (("fragments", "roles"), ("parts", "files")) for i in (0, 1)}
+    settings = ("lr_ratio", "quorum", "grace_cap_steps", "sync_interval_steps", "cost_max")
+    harmless |= {("changed", name) for name in settings}
     assert {way for way, _ in accepted} <= harmless
+    unchanged = [way for way, value in accepted if way[0] == "changed" and value is None]
+    assert len(unchanged) == len(settings)
+    accepted = [(way, value) for way, value in accepted if way not in unchanged or value is not None]
     assert not [
         value for way, value in accepted if way != ("job",) and (value is True or value not in (1.5, [], {}, {"a": 1}))
     ]

@@ -10,6 +10,7 @@ import pytest
 from learners import jax_trainer
 from learners.loop import IslandLoop, LoopPlan
 from learners.outbox import Outbox
+from orchestrator.core.commands import UNCHANGED
 from orchestrator.core.messages import (
     Adopted,
     Announcement,
@@ -135,9 +136,9 @@ def test_the_schedule_follows_what_the_job_has_trained_and_not_the_clock(new_isl
 def test_changed_settings_count_from_the_next_boundary_on(new_island):
     island = new_island(interval=4, fragments=1).start()
     assert [offer.step for offer in offers(island.steps(4))] == [4]
-    island.loop.adjust(0.5, 3)
+    island.loop.adjust(0.5, 3, UNCHANGED)
     assert [offer.step for offer in offers(island.steps(2))] == [6]
-    island.loop.adjust(1.0, 100)
+    island.loop.adjust(1.0, 100, UNCHANGED)
     assert offers(island.steps(3)) == []
     # a step is decided at the boundary before it: the one that waits at the gate began before the change
     assert island.trainer.lr_ratios == [*[1.0] * 5, 0.5, 0.5, *[1.0] * 3]

@@ -185,7 +185,7 @@ def test_tokens_that_the_model_has_not_are_refused_when_the_trainer_is_made(fold
     spec = make_job(data={**files, "tokenizer": str(folder / "tokenizer.json"), "sequence_length": 32})
     spec["roots"] = AllowedRoots.only(folder)
     with pytest.raises(
-        ConfigurationError, match=r"data.tokenizer: .* with 300 tokens, but the model has only 256. Set model"
+        ConfigurationError, match=r"data.tokenizer: .* with 300 tokens, but the model has only 256. Use the tokenizer"
     ):
         Text(spec, 256)
     assert Text(spec, 300).held_out_batches(8)[0].max() >= 256

@@ -459,7 +459,7 @@ def test_without_a_cache_an_island_copies_for_itself_with_one_warning(
     for places in (
         {"XDG_CACHE_HOME": str(tmp_path / "aside")},
         {"XDG_CACHE_HOME": "", "HOME": "/sys"},
-        {"HOME": "/nowhere"},
+        {"HOME": str(tmp_path / "aside")},
     ):
         for name, place in places.items():
             monkeypatch.setenv(name, place)
