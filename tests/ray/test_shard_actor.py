@@ -20,6 +20,7 @@ import pytest
 from orchestrator.channel.endpoint import Endpoint, Membership, Terms
 from orchestrator.channel.frames import SHARD
 from orchestrator.checkpoints.writing import momentum_name
+from orchestrator.core.commands import UNCHANGED
 from orchestrator.core.effects import MergeFragment
 from orchestrator.core.vocabulary import CloseReason, Epoch, FragmentId, IslandId, PayloadId, Version, WeightedPayload
 from orchestrator.errors import DataError, Fenced
@@ -591,7 +592,8 @@ def test_momentum_is_that_of_the_newest_checkpoint_on_the_head_and_none_that_is_
     for number in (999_999, 1_000_000):
         make(tmp_path / CHECKPOINTS, number, islands=("a",))
     newest = tmp_path / CHECKPOINTS / "1000000"
-    momentum, place = salvaging._momentum_on_head(tmp_path)
+    momentum, place, changed = salvaging._momentum_on_head(tmp_path)
+    assert changed == UNCHANGED
     assert place == str(newest)
     assert list(momentum) == [0, 1]
     file = newest / momentum_name(1)
