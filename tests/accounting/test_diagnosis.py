@@ -27,7 +27,7 @@ ASIA = IslandId("asia")
 STEP_S = 0.05
 
 
-def diagnosis_of(*faults: Fault, steps: int = 1600, **changes: Any) -> tuple[Diagnosis, list[Record]]:
+def diagnosis_of(*faults: Fault, steps: int = 400, **changes: Any) -> tuple[Diagnosis, list[Record]]:
     """Simulate four islands whose own work survives adoption, and diagnose the tape."""
     wanted = sample_policy(4, steps=steps)
     plan = WorldPlan(**({"step_s": (STEP_S,) * 4, "adoption": "rebase", "faults": faults} | changes))
@@ -71,7 +71,7 @@ def test_a_thin_line_is_named_by_how_long_contributions_travel():
 
 
 def test_a_lost_connection_is_named_with_the_record_at_which_it_was_lost():
-    diagnosis, records = diagnosis_of(*(Fault(10.0 + 8.0 * n, FaultKind.CUT, ASIA, 4.5) for n in range(7)))
+    diagnosis, records = diagnosis_of(*(Fault(4.0 + 5.0 * n, FaultKind.CUT, ASIA, 4.0) for n in range(3)))
     found = {one.cause: one for one in (diagnosis.cause, *diagnosis.others) if one}
     link = found[Cause.LINK]
     assert link.subject == "asia"
@@ -188,8 +188,8 @@ def test_a_job_that_merges_no_more_lacks_its_quorum():
 
 
 def test_what_causes_cost_adds_up_to_the_badput_and_slowness_comes_on_top():
-    faults = (Fault(20.0, FaultKind.KILL, ASIA), Fault(40.0, FaultKind.FREEZE, IslandId("europe"), 4.0))
-    wanted = sample_policy(4, steps=800)
+    faults = (Fault(8.0, FaultKind.KILL, ASIA), Fault(14.0, FaultKind.FREEZE, IslandId("europe"), 4.0))
+    wanted = sample_policy(4, steps=400)
     world = World(wanted, WorldPlan(step_s=(STEP_S,) * 4, faults=faults), seed=2).run()
     fold = Diagnostician(wanted)
     for record in world.sink.records:
