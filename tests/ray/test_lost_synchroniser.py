@@ -170,7 +170,7 @@ def test_a_job_whose_process_and_files_are_gone_goes_on_from_what_its_islands_ho
     """The same without the loss of a node: Ray makes the synchroniser again, and it finds no run folder."""
     job = start(synthetic(ENDLESS, ISLANDS, synchroniser={"interval_steps": 8, "overlap_steps": 4}))
     job.wait_until(partial(merges, job, NEWS), "merges")
-    job.command(commands.Set(lr_ratio=0.5, quorum=2, sync_interval_steps=10))
+    job.command(commands.Set(None, 2, 6.0, 10))  # no lr: the synthetic trainer has its own
     job.wait_until(lambda: job.status()["view"]["settings"]["changed"], "other settings")
     job.wait_until(partial(merges, job, 2 * NEWS), "merges with them")
     pid = job.pid_of_synchroniser()
@@ -183,7 +183,7 @@ def test_a_job_whose_process_and_files_are_gone_goes_on_from_what_its_islands_ho
     job.wait_until(partial(merges, job, sum(salvaged.versions) + NEWS), "merges of the new epoch")
     assert_continued(job, Loss(before, salvaged, 0.0, 0.0))
     now = job.status()["view"]["settings"]
-    assert (now["lr_ratio"], now["quorum"], now["interval"]) == (0.5, 2, 10), "what the islands were given"
+    assert (now["quorum"], now["grace"], now["interval"]) == (2, 6.0, 10), "what the islands were given"
 
 
 @pytest.mark.soak("a cluster of its own, of which a node dies")
