@@ -24,7 +24,7 @@ from tests.learners.test_conversations import QWEN, ROWS
 
 torch = pytest.importorskip("torch", reason="needs torch: make torch-test has it")
 transformers = pytest.importorskip("transformers", reason="needs transformers: make torch-test has it")
-torch_model: Any = import_module("learners.torch_model")
+torch_layout: Any = import_module("learners.torch_layout")
 
 PAGE = (DOCS / "guide" / "pytorch.md").read_text()
 MODULE, (JOB, OWN_MODULE, ADAPTERS, SEVERAL, SHARED) = (

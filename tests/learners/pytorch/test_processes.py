@@ -27,7 +27,7 @@ from tests.learners.pytorch.small_models import (
     llama,
     own,
     torch,
-    torch_model,
+    torch_layout,
 )
 from tests.waiting import PATIENCE_S
 
@@ -35,7 +35,7 @@ from tests.waiting import PATIENCE_S
 def test_a_process_without_its_gpu_is_counted_before_others_wait_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("JAX_PLATFORMS", raising=False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert torch_model.join_processes("127.0.0.1", free_port(), 0, 1) == (0,)
+    assert torch_layout.join_processes("127.0.0.1", free_port(), 0, 1) == (0,)
     assert not torch.distributed.is_initialized()
 
 
@@ -45,7 +45,7 @@ def test_blocks_are_gathered_whole_with_the_lists_in_them() -> None:
 
     layers = torch.nn.ModuleList([block(), torch.nn.ReLU(), block()])
     module = torch.nn.Sequential(torch.nn.Embedding(4, 2), torch.nn.ModuleDict({"layers": layers}))
-    assert list(torch_model.blocks_of(module)) == [layers[0], layers[2]]
+    assert list(torch_layout.blocks_of(module)) == [layers[0], layers[2]]
 
 
 @pytest.mark.parametrize("part", [{}, LORA | {"model": {"remat": "full"}}], ids=["whole", "adapters"])
