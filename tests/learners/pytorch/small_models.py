@@ -25,6 +25,7 @@ from tests.learners.test_conversations import QWEN, ROWS
 torch = pytest.importorskip("torch", reason="needs torch: make torch-test has it")
 transformers = pytest.importorskip("transformers", reason="needs transformers: make torch-test has it")
 torch_layout: Any = import_module("learners.torch_layout")
+torch_model: Any = import_module("learners.torch_model")
 
 PAGE = (DOCS / "guide" / "pytorch.md").read_text()
 MODULE, (JOB, OWN_MODULE, ADAPTERS, SEVERAL, SHARED) = (

@@ -204,8 +204,8 @@ def test_adapters_send_at_most_a_hundredth_of_what_the_whole_model_sends(tmp_pat
     document = {
         **JOB,
         "trainer": {"kind": "torch", "model": str(folder)},
-        "synchroniser": {"fragments": 2, "interval_steps": 4},
-        "budget": {"steps": 24},
+        "synchroniser": {"fragments": 2, "interval_steps": 8},
+        "budget": {"steps": 32},
     }
     shell.atoll("up", "--runs", str(tmp_path / "runs"), "--data", str(tmp_path))
     try:
