@@ -59,6 +59,8 @@ from tests.swarm.configurations import (
     MEMBERSHIP,
     NOTICES,
     OVERLOAD,
+    PAUSED,
+    PAUSES_FROM_SEED,
     QUORUM_RATIO,
     SAVING,
     SEVERAL_DONORS,
@@ -69,7 +71,7 @@ from tests.swarm.configurations import (
 )
 from tests.waiting import PATIENCE_S
 
-SEEDS, CHUNK, HANGING_SEEDS = 50, 25, 9
+SEEDS, CHUNK, HANGING_SEEDS, PAUSED_SEEDS = 50, 25, 9, 4
 FOUND_WITHIN = 60
 """In so many seeds a bug is looked for, if the seed that is known to show it no longer does."""
 RICH = 18
@@ -101,10 +103,16 @@ def test_everything_holds_where_islands_hang(seed, survivors):
     survivors[seed] = trial.run(seed)
 
 
+@pytest.mark.parametrize("seed", range(PAUSES_FROM_SEED, PAUSES_FROM_SEED + PAUSED_SEEDS))
+def test_everything_holds_where_a_job_pauses_at_a_limit_of_cost(seed, survivors):
+    survivors[seed] = trial.run(seed)
+
+
 def test_the_seeds_visit_every_feature_event_effect_and_reason(survivors):
     for seed in {
         *range(SEEDS),
         *range(HANGS_FROM_SEED, HANGS_FROM_SEED + HANGING_SEEDS),
+        *range(PAUSES_FROM_SEED, PAUSES_FROM_SEED + PAUSED_SEEDS),
     } - survivors.keys():  # none, unless this test was asked for alone
         survivors[seed] = trial.run(seed)
     features = set().union(*(draw(seed).features for seed in survivors))
@@ -119,16 +127,14 @@ def test_the_seeds_visit_every_feature_event_effect_and_reason(survivors):
         ABSENCES,
         STATES_LEFT,
     }
-    later |= {QUORUM_RATIO, OVERLOAD, FINISHES}
+    later |= {QUORUM_RATIO, OVERLOAD, FINISHES, PAUSED}
     assert features == {*FEATURES, *MEMBERSHIP, *SPOILT_LINKS, *HEALTH, *later}
     carried = (*get_args(CarriedReport), *get_args(commands.OperatorCommand))
     kinds = {kind.__name__ for kind in (*e.Event.__args__, *f.Effect.__args__, *carried)} - {e.FaultInjected.__name__}
     asked = commands.Checkpoint | commands.Rollback | commands.Upgrade
     need_a_disk = (saving.SavingEvent, saving.SavingEffect, asked, Saved | NotSaved)  # test_mortality
     kinds -= {kind.__name__ for union in need_a_disk for kind in get_args(union)}
-    # no operator pauses a job: the service does, at a limit of cost
-    settings = commands.Set | commands.Pause | commands.Continue
-    kinds -= {f.AdjustIsland.__name__, *(kind.__name__ for kind in get_args(settings))}  # tests/core/test_settings
+    kinds -= {commands.Set.__name__, f.AdjustIsland.__name__}  # tests/core/test_settings
     reasons = {str(reason) for reason in (*RefusalReason, *ReleaseReason, *CloseReason) if reason not in NEVER_HAPPENS}
     came = survivors.values()
     mortal = trial.run(3, deaths=6).seen
