@@ -68,7 +68,7 @@ ALL_ISLANDS_DEPART = "all islands depart together"
 ABSENCES = "absences"
 STATES_LEFT = "states left"
 """Features added later still. Hangs, islands that all depart within one round, and groups without a node
-are only in seeds above those whose decisions are recorded."""
+are only in seeds above those whose decisions are recorded, and pauses at a limit of cost only in seeds above those."""
 LATER = {*MEMBERSHIP, *MEMBERSHIP.values(), *SPOILT_LINKS, *HEALTH, NOTICES, HANGS, FINISHES} - {FaultKind.READD}
 LATER |= {FaultKind.PAUSE, FaultKind.CONTINUE}
 FEATURES = (
