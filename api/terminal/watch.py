@@ -177,6 +177,7 @@ def settings_words(job: Job) -> str:
 def step_words(job: Job) -> str:
     """Return the range of what islands say of their last steps; empty if they do not."""
     figures = {
+        "steps/s": [(island.steps_per_second, _number(island.steps_per_second, ".1f")) for island in job.islands],
         "gradient norm": [(island.gradient_norm, _number(island.gradient_norm, ".3g")) for island in job.islands],
         "MFU": [(island.mfu_ratio, _percent(island.mfu_ratio)) for island in job.islands],
     }

@@ -233,7 +233,9 @@ def caught_up(state: JobState, island: Island, report: CaughtUp, now: Instant) -
         state.islands[island.id] = island_record.standing_by(island, report)
         return [StandBy(island.id, island.incarnation), *newer]
     state.islands[island.id] = island_record.caught_up(island, report)
-    return [*adjustment(state, island), StartTraining(island.id, island.incarnation, state.anchor), *newer]
+    # alone, it need not wait for islands that leave: what it gave in its former process may be all there is to merge
+    closes = advance_all(state, now) if state.live == {island.id} else []
+    return [*adjustment(state, island), StartTraining(island.id, island.incarnation, state.anchor), *newer, *closes]
 
 
 def adjustment(state: JobState, island: Island) -> list[Effect]:

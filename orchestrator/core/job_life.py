@@ -186,8 +186,13 @@ def kill(state: JobState, event: CommandRequested, request: Kill) -> list[Effect
         detail = f"{island.id} has no process to kill: it is {island.state.words} ({island.reason})"
         return [ResolveCommand(event.command, False, detail)]
     reason = f"killed by {event.caller}"
-    state.islands[island.id] = island_record.being_killed(island, request.restart, reason)
+    paused = state.paused
+    state.islands[island.id] = island_record.being_killed(island, request.restart and paused is None, reason)
     outcome = "it will be placed again" if request.restart else "it stays away until it is re-added"
+    if paused is not None:
+        outcome += ", once the job continues" if request.restart else ""
+        others = tuple(name for name in paused.islands if name != island.id)
+        state.paused = replace(paused, islands=(*others, island.id) if request.restart else others)
     return [
         ResolveCommand(event.command, True, f"{island.id} is being killed; {outcome}"),
         KillIsland(island.id, island.incarnation, reason),

@@ -16,6 +16,7 @@ from orchestrator.simulation.links import Links
 from orchestrator.simulation.plan import Fault, FaultKind, WorldPlan
 
 _OPERATOR = "operator"
+_SERVICE = "service"
 REPORTED_AT = (0.25, 0.5, 1.0, 2.0)
 """Of its limit a step has passed when it is reported."""
 
@@ -57,6 +58,10 @@ def inject(world: FaultInjectionWorld, fault: Fault) -> None:
             world.tell(e.CommandRequested(world.now, command, _OPERATOR, commands.Cancel()))
         case FaultKind.FINISH:
             world.tell(e.CommandRequested(world.now, command, _OPERATOR, commands.Finish()))
+        case FaultKind.PAUSE:
+            world.tell(e.CommandRequested(world.now, command, _SERVICE, commands.Pause("the job has cost its limit")))
+        case FaultKind.CONTINUE:
+            world.tell(e.CommandRequested(world.now, command, _SERVICE, commands.Continue("the limit is raised")))
         case FaultKind.CRASH:
             if host is not None and host.placed:
                 world.die(host, "the process crashed", announced=True)

@@ -363,6 +363,10 @@ class FaultExtraction:
                 return Fault(command.at, FaultKind.CANCEL, self._policy.islands[0].island)
             case commands.Finish():
                 return Fault(command.at, FaultKind.FINISH, self._policy.islands[0].island)
+            case commands.Pause():
+                return Fault(command.at, FaultKind.PAUSE, self._policy.islands[0].island)
+            case commands.Continue():
+                return Fault(command.at, FaultKind.CONTINUE, self._policy.islands[0].island)
             case _:
                 return None
 

@@ -262,7 +262,7 @@ def test_the_live_picture_shows_every_island_and_the_job(tmp_path: Path) -> None
         "asia",
         "training",
         "stopped",
-        "20.0",
+        "steps/s 20.0",
         "goodput",
         "a remark",
     ):

@@ -27,7 +27,8 @@ def test_the_main_path_by_hand(warm: Installation) -> None:
         return [island["state"] for island in islands] == ["training"] * 4
 
     wait_until(training)
-    assert "20.0" in warm.atoll("islands", job), "the step rate of 0.05 s a step"
+    assert "20.00" in warm.atoll("islands", job, "-o", "wide"), "the step rate of 0.05 s a step"
+    assert "steps/s 20.0" in warm.atoll("status", job)
     assert "will be placed again" in warm.atoll("kill", job, "asia")
     wait_until(lambda: json.loads(warm.atoll("islands", job, "--json"))[3]["incarnation"] == 2)
 

@@ -401,7 +401,7 @@ def test_every_message_of_the_core_has_its_words_and_one_unknown_is_told_by_its_
             assert fields_of(EVENTS.get(name, "")) <= about | {field.name for field in dataclasses.fields(kind)}
     assert REPORTED.keys() <= EVENTS.keys()
     assert set(REPORTED.values()) == set(get_args(CarriedReport))
-    pause = {"type": "PauseRequested", "at": 1.5, "command": "c", "caller": "ada", "island": "x", "seconds": 2}
-    assert sentence(EVENTS, pause) == "ada asks to pause island x seconds 2"
+    banish = {"type": "BanishRequested", "at": 1.5, "command": "c", "caller": "ada", "island": "x", "seconds": 2}
+    assert sentence(EVENTS, banish) == "ada asks to banish island x seconds 2"
     assert sentence(EVENTS, {"type": "SomethingNew", "at": 1.5}) == "SomethingNew at=1.5"
     assert sentence(EVENTS, {"type": "IslandReady", "island": "x"}) == "IslandReady island=x"

@@ -143,13 +143,13 @@ def test_what_can_never_be_handed_over_is_refused_with_the_reason(desk: Desk) ->
 
 def test_a_command_of_another_build_is_refused_with_the_reason_and_those_behind_it_are_done(desk: Desk) -> None:
     wait_until(lambda: desk.training("asia"))
-    of_another = desk.store_only(commands.Cancel(), request={"kind": "pause", "island": "asia"})
+    of_another = desk.store_only(commands.Cancel(), request={"kind": "banish", "island": "asia"})
     kill = desk.store_only(commands.Kill("asia"))
     desk.next_service().tend()
     wait_until(lambda: desk.training("asia", incarnation=2))
     command = desk.service.command(desk.job, of_another)
-    assert (command.kind, command.state) == ("pause", "refused")
-    assert "no command of the kind 'pause'" in command.detail
+    assert (command.kind, command.state) == ("banish", "refused")
+    assert "no command of the kind 'banish'" in command.detail
     assert list(desk.taken()) == [kill]
 
 

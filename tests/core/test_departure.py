@@ -221,6 +221,17 @@ def test_an_island_that_is_re_added_while_the_others_leave_does_not_wait_for_the
     assert (merge.reason, set(inputs(merge))) == (CloseReason.EVERYONE_IN, {"a"})
 
 
+def test_an_island_that_comes_back_in_another_process_while_the_others_leave_does_not_wait_for_them() -> None:
+    story = leaving_together("ab", "")
+    assert all_of(MergeFragment, story.offers_fragment("a")) == []
+    story.timer(the(SetTimer, story.dies("a")))
+    assert all_of(MergeFragment, notice(story, "b")) == []
+    story.is_ready("a")
+    versions = tuple(current.version for current in story.core.state.rounds)
+    merge = the(MergeFragment, story.reports("a", 2, CaughtUp(None, versions, 0, 0.1)))
+    assert (merge.reason, set(inputs(merge))) == (CloseReason.EVERYONE_IN, {"a"})
+
+
 def test_a_round_that_waited_for_those_that_leave_collects_again_when_another_island_trains() -> None:
     story = leaving_together("abc", "", quorum=2)
     story.timer(the(SetTimer, story.dies("c")))

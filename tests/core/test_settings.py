@@ -11,7 +11,7 @@ from orchestrator.accounting.explanation import Explanations
 from orchestrator.checkpoints import manifest as manifests
 from orchestrator.checkpoints.manifest import Fragment, Manifest
 from orchestrator.checkpoints.resumption import Resumption, commands_of
-from orchestrator.core.commands import UNCHANGED, ChangedSettings, Continue, Finish, Pause, Readd, Set
+from orchestrator.core.commands import UNCHANGED, ChangedSettings, Continue, Finish, Kill, Pause, Readd, Set
 from orchestrator.core.effects import (
     AdjustIsland,
     DrainIsland,
@@ -23,7 +23,7 @@ from orchestrator.core.effects import (
     StartTraining,
     StopIsland,
 )
-from orchestrator.core.events import SynchroniserRestarted
+from orchestrator.core.events import ConnectionLost, SynchroniserRestarted
 from orchestrator.core.messages import CaughtUp, Drained
 from orchestrator.core.salvage import changed_settings
 from orchestrator.core.saving import BeginCheckpoint
@@ -230,6 +230,21 @@ def test_a_paused_job_merges_all_work_keeps_no_island_and_places_them_again_when
     assert {order.island for order in all_of(PlaceIsland, again)} == {"a", "b"}
     assert story.core.state.paused is None
     assert "is not paused" in the(ResolveCommand, story.command("c5", Continue(""))).detail
+
+
+def test_an_island_killed_during_a_pause_comes_back_only_when_the_job_continues_or_not_at_all() -> None:
+    story = Story("abc", quorum=2)
+    story.starts("a", "b", "c")
+    story.command("c1", Pause("it has cost 5"))
+    again = the(ResolveCommand, story.command("c2", Kill(IslandId("a"), restart=True)))
+    assert "it will be placed again, once the job continues" in again.detail
+    assert "until it is re-added" in the(ResolveCommand, story.command("c3", Kill(IslandId("b"), restart=False))).detail
+    for island in "ab":
+        lost = story.happen(ConnectionLost, island, 1, True, "killed")
+        assert not [effect for effect in lost if isinstance(effect, PlaceIsland | SetTimer)]
+    story.reports("c", 1, Drained())
+    placed = all_of(PlaceIsland, story.command("c4", Continue("the limit is 9 now")))
+    assert {order.island for order in placed} == {"a", "c"}
 
 
 def test_a_paused_job_can_be_finished() -> None:

@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.timeout(120)]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Pause:
+class Banish:
     """A command of a build to come."""
 
     island: str
@@ -32,7 +32,7 @@ class Pause:
 def test_a_synchroniser_refuses_a_command_of_a_newer_service_with_the_reason_and_its_job_trains_on(
     start: Callable[..., Job], port: RayControlPort, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(codec.KINDS, "pause", Pause)  # here, and not in the synchroniser's process
+    monkeypatch.setitem(codec.KINDS, "banish", Banish)  # here, and not in the synchroniser's process
     document = synthetic(steps=100_000, groups=("us-east", "asia"))
     job = start(document)
     job.wait_for_merge("asia", 1)
@@ -40,9 +40,9 @@ def test_a_synchroniser_refuses_a_command_of_a_newer_service_with_the_reason_and
     store.add_job(row_of(job, document))
     service: Any = Service(port, store, tmp_path)  # type: ignore[arg-type]
 
-    refused = service.submit_command(job.id, Pause("asia"), "me")
-    assert (refused.kind, refused.state) == ("pause", "refused")
-    assert f"The synchroniser of job {job.id} cannot carry it out: no command of the kind 'pause'" in refused.detail
+    refused = service.submit_command(job.id, Banish("asia"), "me")
+    assert (refused.kind, refused.state) == ("banish", "refused")
+    assert f"The synchroniser of job {job.id} cannot carry it out: no command of the kind 'banish'" in refused.detail
     struck = service.submit_command(job.id, Inject("flood", "asia"), "me")  # type: ignore[arg-type]
     assert (struck.kind, struck.state) == ("flood", "refused")
     assert "does not know the fault 'flood'" in struck.detail

@@ -59,6 +59,8 @@ from tests.swarm.configurations import (
     MEMBERSHIP,
     NOTICES,
     OVERLOAD,
+    PAUSED,
+    PAUSES_FROM_SEED,
     QUORUM_RATIO,
     SAVING,
     SEVERAL_DONORS,
@@ -69,7 +71,7 @@ from tests.swarm.configurations import (
 )
 from tests.waiting import PATIENCE_S
 
-SEEDS, CHUNK, HANGING_SEEDS = 50, 25, 9
+SEEDS, CHUNK, HANGING_SEEDS, PAUSED_SEEDS = 50, 25, 9, 4
 FOUND_WITHIN = 60
 """In so many seeds a bug is looked for, if the seed that is known to show it no longer does."""
 RICH = 18
@@ -101,10 +103,16 @@ def test_everything_holds_where_islands_hang(seed, survivors):
     survivors[seed] = trial.run(seed)
 
 
+@pytest.mark.parametrize("seed", range(PAUSES_FROM_SEED, PAUSES_FROM_SEED + PAUSED_SEEDS))
+def test_everything_holds_where_a_job_pauses_at_a_limit_of_cost(seed, survivors):
+    survivors[seed] = trial.run(seed)
+
+
 def test_the_seeds_visit_every_feature_event_effect_and_reason(survivors):
     for seed in {
         *range(SEEDS),
         *range(HANGS_FROM_SEED, HANGS_FROM_SEED + HANGING_SEEDS),
+        *range(PAUSES_FROM_SEED, PAUSES_FROM_SEED + PAUSED_SEEDS),
     } - survivors.keys():  # none, unless this test was asked for alone
         survivors[seed] = trial.run(seed)
     features = set().union(*(draw(seed).features for seed in survivors))
@@ -119,7 +127,7 @@ def test_the_seeds_visit_every_feature_event_effect_and_reason(survivors):
         ABSENCES,
         STATES_LEFT,
     }
-    later |= {QUORUM_RATIO, OVERLOAD, FINISHES}
+    later |= {QUORUM_RATIO, OVERLOAD, FINISHES, PAUSED}
     assert features == {*FEATURES, *MEMBERSHIP, *SPOILT_LINKS, *HEALTH, *later}
     carried = (*get_args(CarriedReport), *get_args(commands.OperatorCommand))
     kinds = {kind.__name__ for kind in (*e.Event.__args__, *f.Effect.__args__, *carried)} - {e.FaultInjected.__name__}

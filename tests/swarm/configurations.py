@@ -59,15 +59,18 @@ SAVING = "checkpoints"
 MEASURING_ISLANDS = "evaluations on islands"
 NOTICES = FaultKind.NOTICE.value
 FINISHES = FaultKind.FINISH.value
+PAUSED = FaultKind.PAUSE.value
 HANGS, HANGS_FROM_SEED = FaultKind.HANG.value, 1000
 UPGRADES_FROM_SEED = 1000
+PAUSES_FROM_SEED = 2000
 QUORUM_RATIO, OVERLOAD = "quorum by ratio", "overload"
 ALL_ISLANDS_DEPART = "all islands depart together"
 ABSENCES = "absences"
 STATES_LEFT = "states left"
 """Features added later still. Hangs, islands that all depart within one round, and groups without a node
-are only in seeds above those whose decisions are recorded."""
+are only in seeds above those whose decisions are recorded, and pauses at a limit of cost only in seeds above those."""
 LATER = {*MEMBERSHIP, *MEMBERSHIP.values(), *SPOILT_LINKS, *HEALTH, NOTICES, HANGS, FINISHES} - {FaultKind.READD}
+LATER |= {FaultKind.PAUSE, FaultKind.CONTINUE}
 FEATURES = (
     *(kind.value for kind in FaultKind if kind not in LATER),
     "corrupt payloads",
@@ -159,6 +162,7 @@ class _Draw:
         self.absences = Random(f"atoll swarm {seed} absences")
         self.leaving = Random(f"atoll swarm {seed} states left")
         self.settings = Random(f"atoll swarm {seed} settings")
+        self.limits = Random(f"atoll swarm {seed} limits of cost")
         features = {feature for feature in FEATURES if self.random.random() < 0.5}
         features |= {kind for kind in MEMBERSHIP if self.operators.random() < 0.5}
         features |= {kind for kind in SPOILT_LINKS if self.links.random() < 0.1}
@@ -173,6 +177,7 @@ class _Draw:
         features |= {STATES_LEFT} if seed >= HANGS_FROM_SEED and self.leaving.random() < 0.5 else set()
         features |= {ALL_ISLANDS_DEPART} if seed >= HANGS_FROM_SEED and self.evacuations.random() < 0.5 else set()
         features |= {FINISHES} if seed >= HANGS_FROM_SEED and self.settings.random() < 0.3 else set()
+        features |= {PAUSED} if seed >= PAUSES_FROM_SEED and self.limits.random() < 0.7 else set()
         self.features = frozenset(features | {feature for feature in HEALTH if self.health.random() < 0.5})
         choice, randint = self.random.choice, self.random.randint
         self.islands = [IslandId(f"island-{n}") for n in range(randint(1, 8))]
@@ -344,6 +349,11 @@ class _Draw:
             faults.append(Fault(at, FaultKind.HANG, self.hangs.choice(self.islands), lasts))
         if self.on(FINISHES):
             faults.append(Fault(self.settings.uniform(0.0, 2 * self.calm_at), FaultKind.FINISH, self.islands[0]))
+        for _ in range(self.limits.randint(1, 2) if self.on(PAUSED) else 0):
+            at = self.limits.uniform(0.0, until)
+            faults.append(Fault(at, FaultKind.PAUSE, self.islands[0]))
+            if self.limits.random() < 0.9:
+                faults.append(Fault(self.limits.uniform(at, self.calm_at), FaultKind.CONTINUE, self.islands[0]))
         for kind in (FaultKind.DIVERGE, FaultKind.EXPLODE):
             for _ in range(self.health.randint(1, 3) if self.on(kind) else 0):
                 faults.append(Fault(self.health.uniform(0.0, until), kind, self.health.choice(self.islands)))

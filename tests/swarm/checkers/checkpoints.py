@@ -60,10 +60,10 @@ class CheckpointChecker:
         if isinstance(event, CheckpointTaken) and event.checkpoint == self._open:
             self._taken.append(event.checkpoint)
             self._open = None
-        for effect in effects:
+        for n, effect in enumerate(effects, start=1):
             match effect:
                 case BeginCheckpoint():
-                    self._begins(effect)
+                    self._begins(effect, {x.fragment for x in effects[n:] if isinstance(x, f.MergeFragment)})
                 case SealCheckpoint():
                     require(effect.checkpoint == self._open, "only the open checkpoint is sealed", effect)
                     require(bool(effect.parts), "a checkpoint has the state of an island", effect)
@@ -78,10 +78,11 @@ class CheckpointChecker:
             len(self._taken) <= self._policy.checkpoints.keep, "no more checkpoints are kept than wanted", self._taken
         )
 
-    def _begins(self, effect: BeginCheckpoint) -> None:
+    def _begins(self, effect: BeginCheckpoint, merged_after: set[FragmentId]) -> None:
         require(self._open is None and not self._left, "one checkpoint at a time, and none on the way back", effect)
         require(effect.checkpoint == max(self.cuts, default=0) + 1, "checkpoints are numbered in their order", effect)
-        cut = tuple(Version(r.version + bool(r.inputs)) for r in self._rounds.all)
+        every = self._rounds.all
+        cut = tuple(Version(r.version + (bool(r.inputs) and r.fragment not in merged_after)) for r in every)
         require(
             effect.versions == cut, "a cut has the merges under way, and nothing that is only offered", (effect, cut)
         )

@@ -81,6 +81,8 @@ class Islands:
         self.live: frozenset[IslandId] = frozenset()
         self.seeded = self.ending = self.finished = self.changed = False
         self.cordoned: set[NodeGroupId] = set()
+        self.paused = False
+        self._sent_away: set[IslandId] = set()
         self._policy = policy
         self._timers = timers
         self._groups = {plan.island: plan.node_group for plan in plans}
@@ -169,6 +171,15 @@ class Islands:
             self.cordoned.add(request.node_group)
         elif isinstance(request, commands.Uncordon):
             self.cordoned.discard(request.node_group)
+        elif isinstance(request, commands.Pause):
+            self.paused = True  # the core says itself whom it wants, but not of standbys
+            self._sent_away = {i for i in self.standbys if self.all[i].wanted and not self.all[i].given_up}
+            for standby in self._sent_away:
+                self.all[standby].wanted = False
+        elif isinstance(request, commands.Continue):
+            self.paused = False
+            for standby in self._sent_away:
+                self._anew(self.all[standby], wanted=True)
         elif isinstance(request, commands.IslandCommand):
             self._island_commanded(request, self.all[request.island])
 
@@ -176,6 +187,9 @@ class Islands:
         kill = isinstance(request, commands.Kill)
         status.kill_pending = status.kill_pending or kill
         status.wanted = request.restart if isinstance(request, commands.Kill) else isinstance(request, commands.Readd)
+        status.wanted = status.wanted and not self.paused
+        if self.paused and isinstance(request, commands.Kill) and request.island in self.standbys:
+            self._sent_away = self._sent_away - {request.island} | ({request.island} if request.restart else set())
         if isinstance(request, commands.Drain):
             others = [i for i in self.live if i != request.island]
             quorum_stays = status.live and not status.draining and len(others) >= self._policy.quorum
@@ -240,8 +254,11 @@ class Islands:
     def _want(self, effect: f.WantIsland) -> None:
         status = self.all[effect.island]
         require(status.wanted != effect.wanted, "scaling changes only who has to change", (effect, status))
-        status.wanted = effect.wanted
-        status.draining = not effect.wanted and status.stage is Stage.TRAINING
+        self._anew(status, wanted=effect.wanted)
+
+    def _anew(self, status: IslandStatus, *, wanted: bool) -> None:
+        status.wanted = wanted
+        status.draining = not wanted and status.stage is Stage.TRAINING
         status.departing = False
         if status.stage is Stage.OVER:
             status.failures = status.quarantines = 0
