@@ -145,6 +145,8 @@ _PLAIN_CAUSES = {
     NOT_TAKEN_UP: Cause.UNDONE,
 }
 _KILLS = frozenset({FaultKind.KILL.value, FaultKind.KILL_HOST.value, FaultKind.KILL_NODE.value})
+Culprits = Mapping[IslandId, tuple[Cause, str] | None]
+"""What the failures of each island are put down to; None if it had none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,10 +337,11 @@ class Diagnostician:
         summary = self._goodput.summary()
         total = summary["island_seconds"]["total"]
         figures = self._figures(summary)
-        costs = self._costs(summary, {one.island: one for one in figures})
-        findings = [self._finding(*name, spent, total) for name, spent in costs.items() if spent > 0.0]
+        culprits = {island: self._culprit(island) for island in self._islands}
+        costs = self._costs(summary, {one.island: one for one in figures}, culprits)
+        findings = [self._finding(*name, spent, total, culprits) for name, spent in costs.items() if spent > 0.0]
         findings.sort(key=lambda one: (-one.island_seconds, one.cause.name, one.subject))
-        ending = self._ending(findings, total)
+        ending = self._ending(findings, total, culprits)
         leading = ending or (findings[0] if findings and findings[0].share >= SHARE_MIN else None)
         return Diagnosis(
             outcome=self._end[1] if self._end else None,
@@ -366,14 +369,15 @@ class Diagnostician:
             for i, own in placed.items()
         )
 
-    def _costs(self, summary: Figures, figures: Mapping[IslandId, IslandFigures]) -> dict[tuple[Cause, str], Duration]:
+    def _costs(
+        self, summary: Figures, figures: Mapping[IslandId, IslandFigures], culprits: Culprits
+    ) -> dict[tuple[Cause, str], Duration]:
         costs: dict[tuple[Cause, str], list[Duration]] = {}
-        culprits = {island: self._culprit(island) for island in figures}
         thin = [one for one in figures.values() if _stands_out(one.pull_z)]
         thinnest = max(thin, key=lambda one: one.pull_z or 0.0, default=None)
         for island, own in summary["islands"].items():
             for label, spent in own["badput_seconds"].items():
-                key = self._key(island, label, self._groups[island], figures.get(island), culprits.get(island))
+                key = self._key(island, label, self._groups[island], figures.get(island), culprits[island])
                 if label == ENDING and thinnest is not None:  # islands wait for the work that travels longest
                     key = Cause.THIN_LINE, thinnest.island
                 costs.setdefault(key, []).append(spent)
@@ -462,13 +466,13 @@ class Diagnostician:
                 lost[island] = stepping[island] * (1.0 - rates[island] / usual)
         return lost
 
-    def _ending(self, findings: Iterable[Finding], total: Duration) -> Finding | None:
+    def _ending(self, findings: Iterable[Finding], total: Duration, culprits: Culprits) -> Finding | None:
         """Return the cause of a job that failed, or that merges no more."""
         if self._end is not None:
             record, outcome, reason = self._end
             if outcome != JobOutcome.FAILED.value:
                 return None
-            cause, subject, records = self._killer(reason)
+            cause, subject, records = self._killer(reason, culprits)
             records = (*(n for n in records if n != record), record)[-RECORDS_SHOWN:]
             return Finding(cause, subject, total, 1.0, f"the job failed: {reason}", cause.remedy, records)
         if self._merged_at is None or not self._intervals.count:
@@ -493,46 +497,43 @@ class Diagnostician:
     def _state(self, island: IslandId) -> str:
         return self._lifecycle.lives[island].state
 
-    def _killer(self, reason: str) -> tuple[Cause, str, tuple[int, ...]]:
+    def _killer(self, reason: str, culprits: Culprits) -> tuple[Cause, str, tuple[int, ...]]:
         if "nothing was ever merged" in reason:
             return Cause.NO_QUORUM, "", ()
         of_code = tuple(one.record for one in self._failures if one.is_of_code)
         if of_code and (self._shared_error() is not None or self._failures[-1].is_of_code):
             return Cause.CODE, "", of_code
-        blamed = Counter(culprit for one in self._failures if (culprit := self._culprit(one.island)))
+        blamed = Counter(culprit for one in self._failures if (culprit := culprits[one.island]))
         if not blamed:
             return Cause.OTHER, "", ()
         (cause, subject), _ = blamed.most_common(1)[0]
         return cause, subject, tuple(one.record for one in self._failures)
 
-    def _finding(self, cause: Cause, subject: str, spent: Duration, total: Duration) -> Finding:
-        statement, records = self._evidence(cause, subject)
+    def _finding(self, cause: Cause, subject: str, spent: Duration, total: Duration, culprits: Culprits) -> Finding:
+        statement, records = self._evidence(cause, subject, culprits)
         share = spent / total if total else 0.0
         text = f"{statement}: {seconds(spent)} of island time, {percent(share)} of all"
         return Finding(cause, subject, spent, share, text, cause.remedy, tuple(sorted(set(records)))[-RECORDS_SHOWN:])
 
-    def _evidence(self, cause: Cause, subject: str) -> tuple[str, tuple[int, ...]]:
+    def _evidence(self, cause: Cause, subject: str, culprits: Culprits) -> tuple[str, tuple[int, ...]]:
         """Return a statement with the figures that show the cause, and the numbers of the records."""
         own = self._islands.get(IslandId(subject))
-        blamed = [one for one in self._failures if self._culprit(one.island) == (cause, subject)]
-        records = tuple(one.record for one in blamed)
+        blamed = [one for one in self._failures if culprits[one.island] == (cause, subject)]
+        records, lost = tuple(one.record for one in blamed), sorted({one.island for one in blamed})
         match cause:
             case Cause.CODE:
                 return f"islands die of the same error ({self._shared_error()})", records
             case Cause.CRASH_LOOP:
                 last = blamed[-1].reason if blamed else ""
                 times = counted(len(blamed), "time")
-                return (
-                    f"{subject} failed {times} and contributed nothing in its last {LOOP_LENGTH} lives ({last})",
-                    records,
-                )
+                text = f"{subject} failed {times} and contributed nothing in its last {LOOP_LENGTH} lives ({last})"
+                return text, records
             case Cause.BAD_NODE:
                 on_node = [one for one in blamed if one.node == subject]
                 islands = some_of(sorted({one.island for one in on_node}), 8)
                 records = tuple(one.record for one in on_node)
                 return f"{counted(len(on_node), 'failure')} on node {subject} ({islands})", records
             case Cause.FAILURES | Cause.ON_PURPOSE:
-                lost = sorted({one.island for one in blamed})
                 how = "failure" if cause is Cause.FAILURES else "deliberate kill"
                 return f"{counted(len(blamed), how)} of {some_of(lost, 8) or 'islands'}", records
             case Cause.NO_NODE | Cause.CORDONED:
