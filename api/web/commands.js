@@ -94,7 +94,7 @@ export async function command(action, job, target) {
   if (action === "chaos") return startPlan(job, where);
   const question = QUESTIONS[action];
   const field = action === "scale" ? islandsField(job, target) : action === "priority" ? priorityField(job) : question.field;
-  const fields = action === "settings" ? settingFields(job) : [];
+  const fields = action === "settings" ? settingFields(await get(where)) : []; // the page's copy may be seconds old
   const { go, ticked, number, numbers } = await confirm({ ...question, ...(BUTTONS[action] && { verb: BUTTONS[action] }), field, fields, title: `${question.verb} ${target}?` });
   if (!go) return null;
   const what = `${action} ${target}`;
