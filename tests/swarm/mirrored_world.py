@@ -155,6 +155,15 @@ class MirroredWorld(CheckpointingWorld):
             self.later(0.0, thunk)
         return True
 
+    def later(self, seconds: Duration, thunk: Callable[[], None]) -> None:
+        """Schedule ``thunk``. Each event begins with the newest synchroniser at work, whoever waited in the one before."""
+
+        def event() -> None:
+            thunk()
+            self._load(self._newest)
+
+        super().later(seconds, event)
+
     def ours(self, thunk: Callable[[], None]) -> Callable[[], None]:
         mine = self.generation
 
@@ -165,11 +174,8 @@ class MirroredWorld(CheckpointingWorld):
                 self._parked[mine].append(here)
                 return
             self._load(mine)
-            try:
-                if self.alive:
-                    self._mortally(thunk)
-            finally:
-                self._load(self._newest)
+            if self.alive:
+                self._mortally(thunk)
 
         return here
 

@@ -52,6 +52,7 @@ class IslandStatus:
     taken: bool = False
     kill_pending: bool = False
     waiting: bool = False
+    flushes_again: bool = False  # once it answers: what it gave last may be lost with a synchroniser
 
     @property
     def live(self) -> bool:
@@ -117,6 +118,9 @@ class Islands:
             self.seeded = True
         elif isinstance(event, e.CommandRequested):
             self._commanded(event.request, effects)
+        elif isinstance(event, e.SynchroniserRestarted):
+            for status in self.all.values():
+                status.flushes_again = status.flushed
         elif self._timers.rang == FLUSH and not self.finished:
             for status in self.all.values():
                 status.flushed = status.flushed or status.live  # also of one that drains
@@ -237,7 +241,8 @@ class Islands:
                 begins = any(isinstance(x, f.SetTimer) and x.timer == FLUSH for x in effects)
                 require(flushes == (self.ending or begins), "islands flush when the job ends, else train", effect)
                 status.stage, status.silent = Stage.TRAINING, False
-                status.flushed = status.flushed and not isinstance(event, e.SynchroniserRestarted)
+                status.flushed = status.flushed and not status.flushes_again
+                status.flushes_again = False
             case f.DrainIsland():
                 status = self.all[effect.island]
                 wanted = status.draining and status.speaks(effect.incarnation)
