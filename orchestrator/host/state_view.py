@@ -185,8 +185,14 @@ def _checkpoint_facts(state: JobState, at: Instant) -> CheckpointFacts:
     retry_at = own.retry_at if own.retry_at > at else None
     if own.failures_in_a_row:
         failed = f"the last {own.failures_in_a_row} checkpoints" if own.failures_in_a_row > 1 else "the last checkpoint"
-        again = f"the next one begins in {retry_at - at:.0f} s at the earliest" if retry_at else "the next one is tried"
-        trouble = f"{failed} failed: {own.failure.rstrip('.')}; {again}, or at once by `atoll checkpoint JOB`"
+        if state.paused is not None:
+            again = "the next one is tried once the job continues"
+        else:
+            again = (
+                f"the next one begins in {retry_at - at:.0f} s at the earliest" if retry_at else "the next one is tried"
+            )
+            again += ", or at once by `atoll checkpoint JOB`"
+        trouble = f"{failed} failed: {own.failure.rstrip('.')}; {again}"
     return CheckpointFacts(
         scheduled=bool(policy.every_merges or policy.every_s),
         taken_at=own.taken_at,

@@ -127,3 +127,7 @@ def test_the_status_says_that_checkpoints_fail_why_and_when_one_is_tried() -> No
         "the last 3 checkpoints failed: the folder is not writable; the next one begins in 50 s at the earliest, "
         "or at once by `atoll checkpoint JOB`"
     )
+    story.command("p", commands.Pause("maintenance"))
+    trouble = core_status(story.core.state, story.now).checkpoint.trouble
+    assert trouble is not None
+    assert trouble.endswith("the folder is not writable; the next one is tried once the job continues")
