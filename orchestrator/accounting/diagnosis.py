@@ -526,7 +526,7 @@ class Diagnostician:
             case Cause.CRASH_LOOP:
                 last = blamed[-1].reason if blamed else ""
                 times = counted(len(blamed), "time")
-                text = f"{subject} failed {times} and contributed nothing in its last {LOOP_LENGTH} lives ({last})"
+                text = f"{subject} failed {times} and contributed nothing in {LOOP_LENGTH} lives in a row ({last})"
                 return text, records
             case Cause.BAD_NODE:
                 on_node = [one for one in blamed if one.node == subject]

@@ -228,17 +228,15 @@ def readd(state: JobState, event: CommandRequested, request: Readd) -> list[Effe
         return [ResolveCommand(event.command, False, island)]
     if island.state in WITH_PROCESS and island.wanted:
         return [ResolveCommand(event.command, False, f"{island.id} is there already: it is {island.state.words}")]
+    effects = _want(state, island, f"re-added by {event.caller}")
+    after = state.islands[island.id]
     if island.state in WITH_PROCESS:
-        state.islands[island.id] = after = island_record.wanted_again(island, f"re-added by {event.caller}")
         goes_on = after.state is IslandState.TRAINING and not island.current.kill_reason
         outcome = "is not drained any more; it trains on" if goes_on else f"is {island.state}; it will be placed again"
-        start = [StartTraining(island.id, island.incarnation)] if after.state is IslandState.TRAINING else []
-        # alone, it need not wait for islands that leave
-        return [ResolveCommand(event.command, True, f"{island.id} {outcome}"), *start, *advance_all(state, event.at)]
-    placing = island_life.place(state, island_record.failures_reset(island), f"re-added by {event.caller}")
-    after = state.islands[island.id]
-    outcome = "is being placed again" if after.state is IslandState.PLACING else f"waits: {after.reason}"
-    return [ResolveCommand(event.command, True, f"{island.id} {outcome}"), *placing]
+        effects += advance_all(state, event.at)  # alone, it need not wait for islands that leave
+    else:
+        outcome = "is being placed again" if after.state is IslandState.PLACING else f"waits: {after.reason}"
+    return [ResolveCommand(event.command, True, f"{island.id} {outcome}"), *effects]
 
 
 def scale(state: JobState, event: CommandRequested, request: Scale) -> list[Effect]:
