@@ -13,8 +13,8 @@ from pathlib import Path
 from fastapi import FastAPI
 from starlette.concurrency import run_in_threadpool
 
-from api.auth.code import OWN_PACKAGES
 from api.auth.middleware import AuthMiddleware
+from api.auth.permissions import OWN_PACKAGES
 from api.auth.tokens import AccessStore, Tokens
 from api.chaos.runs import ChaosRuns
 from api.http import problems

@@ -26,7 +26,7 @@ from urllib.parse import quote, urlsplit
 
 import httpx
 
-from api.auth.roles import Role
+from api.auth.permissions import Role
 from api.chaos.schemas import ChaosRun, ChaosRunList, ChaosRunSummary, ShownPlan, ShownPlans, VerdictDocument
 from api.http.eventstream import events_of
 from api.installation.binding import AUTHORITIES_VARIABLE, authorities, trusting, untrusted

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from api.auth.roles import Role
+from api.auth.permissions import Role
 from orchestrator.specification.bounds import IslandCountFromZero, Word
 from orchestrator.status import (
     FragmentStatus,

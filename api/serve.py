@@ -21,7 +21,7 @@ from pathlib import Path
 import uvicorn
 
 from api.app import create_app
-from api.auth.code import OWN_PACKAGES, refuse_unfit
+from api.auth.permissions import OWN_PACKAGES, refuse_unfit
 from api.http.connections import HEAD_BYTES_MAX, Server, limits_of, raise_descriptor_limit
 from api.installation import store_history
 from api.installation.binding import Binding, refuse_password_in_view

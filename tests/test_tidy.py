@@ -178,7 +178,7 @@ MAY_IMPORT = {
             rich
         """,
         "api.commands": """
-            api.auth.roles api.chaos.plans api.chaos.schemas api.run.archive api.run.following api.client
+            api.auth.permissions api.chaos.plans api.chaos.schemas api.run.archive api.run.following api.client
             api.installation api.run.tables api.schemas api.simulation api.terminal orchestrator.certificates
             orchestrator.chaos orchestrator.errors orchestrator.kubernetes orchestrator.models
             api.tracker_feed orchestrator.parameters.codec.registry orchestrator.report orchestrator.simulation

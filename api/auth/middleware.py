@@ -28,7 +28,7 @@ from urllib.parse import quote
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from api.auth.roles import READS, TOKEN_REMEDY, Principal, bearer, refuse_role, required_role
+from api.auth.permissions import READS, TOKEN_REMEDY, Principal, bearer, refuse_role, required_role
 from api.auth.tokens import AccessStore, AuditRow, FailureLimit, Tokens
 from api.http import problems
 from api.http.pools import AUTHENTICATION, STRANGERS

@@ -20,7 +20,7 @@ from sqlalchemy import Engine, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Mapped, mapped_column
 
-from api.auth.roles import Principal, Role, digest_of, new_token, role_of
+from api.auth.permissions import Principal, Role, digest_of, new_token, role_of
 from api.clocks import Clock, TimeOfDay, uptime
 from api.installation.home import Home
 from api.storage.sessions import Sessions

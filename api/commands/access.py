@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from api.auth.roles import Role
+from api.auth.permissions import Role
 from api.commands.common import HomeOption, JsonOption, UrlOption, connect, console, echo, print_json, say
 from api.installation.home import DEFAULT_HOME
 from orchestrator.certificates import AUTHORITY_DAYS, MACHINE_DAYS

@@ -19,7 +19,7 @@ from fastapi import Query, Request
 from fastapi.responses import FileResponse, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from api.auth.roles import Principal, bearer
+from api.auth.permissions import Principal, bearer
 from api.auth.tokens import Tokens
 from api.http.pools import AUTHENTICATION
 from orchestrator.errors import InfrastructureError

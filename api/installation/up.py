@@ -25,7 +25,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TypeVar
 
-from api.auth.code import refuse_unfit
+from api.auth.permissions import refuse_unfit
 from api.installation import store_history
 from api.installation.binding import Binding, bound_listener
 from api.installation.home import (

@@ -17,7 +17,7 @@ from pathlib import Path
 from threading import Lock
 from typing import IO, Any, BinaryIO, TypeVar
 
-from api.auth.code import OWN_PACKAGES
+from api.auth.permissions import OWN_PACKAGES
 from api.clocks import ClockWatch
 from api.jobs.checkpoints import checkpoints_of, origin_of
 from api.jobs.control import ControlPort

@@ -25,7 +25,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
-from api.auth.code import code_problems
+from api.auth.permissions import code_problems
 from api.jobs.checkpoints import resolved
 from api.jobs.control import ControlPort
 from api.jobs.path_check import (

@@ -2,8 +2,8 @@
 
 Here are the parts that FastAPI cannot derive: roles, refusals and examples of each operation.
 
-Roles come from the rule that the middleware applies (``api.auth.roles.required_role``), and refusals from ``refusals_of``
-alone, so that a new route cannot forget them. schemathesis checks the running service against the result
+Roles come from the rule that the middleware applies (``api.auth.permissions.required_role``), and refusals from
+``refusals_of`` alone, so that a new route cannot forget them. schemathesis checks the running service against the result
 (tests/api/test_openapi.py).
 
 The page loads only two of the service's own style sheets and runs no script, so it may share an origin with the page that
@@ -20,7 +20,7 @@ from typing import Any
 
 from fastapi import FastAPI
 
-from api.auth.roles import required_role
+from api.auth.permissions import required_role
 from api.http.problems import CONTENT_TYPE
 from api.openapi.examples import PARAMETERS, SHAPES, SPECIFICATION
 from api.schemas import ProblemDocument

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from fastapi import Depends, Header, Request, Response
 
-from api.auth.roles import Principal
+from api.auth.permissions import Principal
 from api.jobs.service import Service
 from api.jobs.status_cache import unchanged
 from api.schemas import Command

@@ -28,7 +28,7 @@ from fastapi.responses import PlainTextResponse
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
 from starlette.exceptions import HTTPException
 
-from api.auth.roles import Principal, Role
+from api.auth.permissions import Principal, Role
 from api.http.pools import ACCESS, FLEET, LISTS, OPEN_PAGES, runs_in
 from api.jobs.status_cache import ANSWER_WITHIN_S, Readiness, group_count
 from api.metrics.exposition import Metrics

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query, Request
 
-from api.auth.roles import role_of
+from api.auth.permissions import role_of
 from api.auth.tokens import AccessStore, TokenRow, Tokens
 from api.http.pools import ACCESS, runs_in
 from api.routes.dependencies import ANONYMOUS, Caller

@@ -15,7 +15,7 @@ from fastapi import APIRouter, FastAPI
 from starlette.routing import Route
 
 from api.app import create_app
-from api.auth.roles import Role
+from api.auth.permissions import Role
 from api.auth.tokens import REMEMBERED_S, AccessStore, FailureLimit, Tokens
 from api.installation.home import Home
 from api.storage.store import Store

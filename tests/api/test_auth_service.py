@@ -17,7 +17,7 @@ import psutil
 import pytest
 import yaml
 
-from api.auth.roles import Role
+from api.auth.permissions import Role
 from api.client import Client
 from api.installation.doctor import home_folder
 from api.installation.home import Home

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from api.auth.code import OWN_PACKAGES, code_problems
+from api.auth.permissions import OWN_PACKAGES, code_problems
 from api.jobs.path_check import (
     fleet_problems,
     group_problems,

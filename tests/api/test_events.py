@@ -21,7 +21,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api.auth.roles import Role
+from api.auth.permissions import Role
 from api.client import Client
 from api.http.eventstream import events_of, frames
 from api.http.streams import SEATS_EACH

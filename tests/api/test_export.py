@@ -14,7 +14,7 @@ import pytest
 import yaml
 from safetensors.numpy import load, load_file, save_file
 
-from api.auth.roles import Role
+from api.auth.permissions import Role
 from api.client import Client
 from orchestrator.host.records import FRAGMENTS, FragmentRow, write_parameters
 from orchestrator.models.decoder import DecoderSection, parameter_shapes

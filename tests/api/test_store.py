@@ -15,7 +15,7 @@ from alembic.config import Config
 from alembic.migration import MigrationContext
 from sqlalchemy import create_engine, inspect, text
 
-from api.auth.roles import Role
+from api.auth.permissions import Role
 from api.auth.tokens import AccessStore, AuditRow, Tokens
 from api.jobs.outbox import digest_of
 from api.storage.store import MIGRATIONS, Base, CommandRow, DuplicateKey, JobRow, Store, url_of

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from api.auth.roles import Role
+from api.auth.permissions import Role
 from api.cli import app
 from api.storage.sessions import copy_with
 from api.storage.store import JobRow, Store

@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from api.auth.roles import Role
+from api.auth.permissions import Role
 from api.http.guard import BODY_BYTES_MAX, limit_of
 from tests.api.installation import Installation
 from tests.attack.ports import CONTROL

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from api.auth.roles import Role
+from api.auth.permissions import Role
 from api.auth.tokens import REMEMBERED_S, AccessStore, Tokens
 from api.client import Client
 from api.clocks import SET_MIN_S, Ages, ClockWatch, TimeOfDay

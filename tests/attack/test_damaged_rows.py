@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from sqlalchemy import JSON
 
-from api.auth.roles import Role
+from api.auth.permissions import Role
 from api.auth.tokens import AuditRow, TokenRow
 from api.chaos.store import ChaosRunRow
 from api.storage.store import Base, CommandRow, CordonRow

@@ -7,7 +7,7 @@ import re
 import httpx
 import pytest
 
-from api.auth.roles import OPEN
+from api.auth.permissions import OPEN
 from tests.api.installation import Installation
 from tests.web.test_files import static_paths
 

@@ -18,7 +18,7 @@ import pytest
 from fastapi.dependencies.models import Dependant
 
 from api.app import create_app
-from api.auth.roles import Role
+from api.auth.permissions import Role
 from api.storage.store import JobRow, Store
 from orchestrator.errors import InfrastructureError
 from orchestrator.runtime.clusterfile import ClusterFile

@@ -11,7 +11,7 @@ import pytest
 from fastapi.responses import FileResponse, StreamingResponse
 from fastapi.routing import APIRoute
 
-from api.auth.roles import Role
+from api.auth.permissions import Role
 from api.http.streams import SEATS_EACH, File, Stream
 from tests.api.installation import Installation
 from tests.attack.routes import routes_of

@@ -11,7 +11,7 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from api.auth.code import code_problems
+from api.auth.permissions import code_problems
 from learners.streaming.tokens import GptOrder, OrderSize, held_back
 from learners.text import Text
 from orchestrator.errors import ConfigurationError, InvalidJobSpec

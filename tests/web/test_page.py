@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Page, Route, expect
 
-from api.auth.roles import Role
+from api.auth.permissions import Role
 from tests.waiting import wait_until
 from tests.web.audit import faults
 from tests.web.live import HEAD_IS_DEAD

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from playwright.sync_api import Browser, ConsoleMessage, Locator, Page
 
-from api.auth.roles import Role
+from api.auth.permissions import Role
 from api.client import Client
 from api.http.guard import is_loopback
 from tests.api.installation import Installation
