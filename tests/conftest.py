@@ -9,6 +9,9 @@
   first, and after chaos: a worker that leaves the folder of its live jobs ends their cluster, which no idle core pays for
 - arithmetic: everything else, file by file, at the lowest priority: one worker begins with it and takes what the five
   streams that mostly wait leave; in the end it has all there is
+
+Each stream of live jobs has one worker from its beginning to its end, so these streams bound the whole run from below.
+They go before attacks and services, which several workers share file by file.
 """
 
 from __future__ import annotations
@@ -76,7 +79,8 @@ FILES = tuple(STREAMS)
 LAST = ("ray/test_hosts.py", "ray/test_simulated_agrees.py")
 """Of their stream. The one leaves dead nodes, which Ray takes for live ones for ten minutes. The other's premise are steps
 of fixed time: it runs when there is least beside it."""
-LOWEST, USUAL = 19, 0
+NICENESS = {"attack": 10, "service": 10, ARITHMETIC: 19}
+"""By stream; 0 for others."""
 FILLER = "gw5"
 """The worker that begins with arithmetic."""
 LIVE = frozenset(["first cluster", "second cluster", "network"])
@@ -155,4 +159,4 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     if "PYTEST_XDIST_WORKER" not in os.environ:
         return
     with suppress(PermissionError):  # only root may raise it again
-        os.setpriority(os.PRIO_PROCESS, 0, LOWEST if stream_of(item.nodeid) == ARITHMETIC else USUAL)
+        os.setpriority(os.PRIO_PROCESS, 0, NICENESS.get(stream_of(item.nodeid), 0))

@@ -1,6 +1,7 @@
 """The OpenAPI document is complete, and the running service keeps to it.
 
 schemathesis reads the document, makes thousands of requests of it, valid and not, and holds every answer against it.
+Only the functions that use it import it: the collection of each worker would pay a second of processor time for it.
 """
 
 from __future__ import annotations
@@ -8,21 +9,18 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
 import jsonschema_rs
 import pytest
-import schemathesis
-from schemathesis import engine
-from schemathesis.config import SchemathesisConfig
-from schemathesis.engine import Status, events
-from schemathesis.generation import GenerationMode
-from schemathesis.specs.openapi.schemas import OpenApiSchema
 
 from api.openapi.examples import SHAPES, SPECIFICATION
 from tests.api.installation import Installation
 from tests.waiting import wait_until
+
+if TYPE_CHECKING:
+    from schemathesis.specs.openapi.schemas import OpenApiSchema
 
 EXAMPLES_PER_OPERATION = int(os.environ.get("ATOLL_OPENAPI_EXAMPLES", "4"))
 """``make soak`` wants 300."""
@@ -88,6 +86,9 @@ def test_a_path_of_several_methods_allows_them_all(http: httpx.Client) -> None:
 
 
 def test_the_running_service_keeps_to_its_document_in_very_many_cases(service: Installation, tended: None) -> None:
+    from schemathesis import engine
+    from schemathesis.engine import Status, events
+
     with service.client() as client:
         job = client.submit(service.spec(steps=4)).job
         wait_until(lambda: client.job(job).report_ready)
@@ -110,6 +111,9 @@ def test_the_running_service_keeps_to_its_document_in_very_many_cases(service: I
 @pytest.fixture
 def tended(service: Installation) -> Iterator[None]:
     """Half of the valid requests speak of what there is, one job at a time runs, and no stream waits for its end."""
+    import schemathesis
+    from schemathesis.generation import GenerationMode
+
     running: list[str] = []
 
     def before_call(_context: Any, case: Any, _options: Any) -> None:
@@ -142,6 +146,9 @@ def tended(service: Installation) -> Iterator[None]:
 
 def schema_of(service: Installation) -> OpenApiSchema:
     """The service's schema with an admin's token and one seed."""
+    import schemathesis
+    from schemathesis.config import SchemathesisConfig
+
     with service.http() as http:
         url = str(http.base_url).rstrip("/")
         authorization = http.headers["Authorization"]

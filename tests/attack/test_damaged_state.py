@@ -112,6 +112,23 @@ THINGS: dict[str, Callable[[Path], None]] = {
     "a device": lambda path: path.symlink_to("/dev/zero"),
 }
 
+ANYWHERE = (
+    "no UTF-8",
+    "an empty list",
+    "nesting",
+    "a terabyte",
+    "a FIFO",
+    "a folder",
+    "a link to a secret",
+    "a device",
+)
+"""One of each kind."""
+OTHERS = [thing for thing in THINGS if thing not in ANYWHERE]
+SOME_THINGS = (
+    *ANYWHERE,
+    *(pytest.param(thing, marks=pytest.mark.soak("another of its kind, with a job of its own")) for thing in OTHERS),
+)
+
 
 def remove(path: Path) -> None:
     with suppress(FileNotFoundError):
@@ -136,7 +153,7 @@ def looked_round(http: httpx.Client, bad: str, well: str, *of_the_damaged: str) 
     return own
 
 
-@pytest.mark.parametrize("thing", THINGS)
+@pytest.mark.parametrize("thing", SOME_THINGS)
 def test_a_running_job_with_anything_as_its_status_is_told_as_it_is(
     service: Installation, http: httpx.Client, running: str, well: str, thing: str
 ) -> None:
@@ -149,16 +166,6 @@ def test_a_running_job_with_anything_as_its_status_is_told_as_it_is(
         remove(path)
 
 
-ANYWHERE = (
-    "no UTF-8",
-    "an empty list",
-    "nesting",
-    "a terabyte",
-    "a FIFO",
-    "a folder",
-    "a link to a secret",
-    "a device",
-)
 PLACES = {
     "logs/synchroniser-1.log": ("/logs", "/logs/synchroniser"),
     "logs/islands/asia-1.log": ("/logs", "/logs/asia"),

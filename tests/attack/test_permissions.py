@@ -24,7 +24,7 @@ def installation(tmp_path: Path) -> Iterator[Installation]:
     made.atoll("down")
 
 
-@pytest.mark.parametrize("umask", [0o000, 0o022])
+@pytest.mark.parametrize("umask", [0o000, pytest.param(0o022, marks=pytest.mark.soak("a milder umask"))])
 def test_home_and_runs_are_nobody_elses_to_read(installation: Installation, umask: int) -> None:
     installation.home.path.mkdir(mode=0o777, parents=True)
     installation.home.path.chmod(0o755)  # as an earlier build left it

@@ -149,9 +149,10 @@ def test_what_an_island_did_not_read_as_it_lies_there_is_counted(make_text, tmp_
     lines[250] = b"{damaged\n"
     (tmp_path / "damaged.jsonl").write_bytes(b"".join(lines))
     sources = [{"name": "damaged", "files": [str(tmp_path / "damaged.jsonl")]}]
-    spec = make_text(sources=sources, root=tmp_path, unreadable_max=1).spec
+    model = {"factory": "tests.own_models:smallest"}
+    spec = make_text(sources=sources, root=tmp_path, unreadable_max=1, batch_size=28, model=model).spec
     trainer = jax_trainer.create(spec, 0, 1)
-    assert [trainer.step(0).flaws for _ in range(420)][-1] == DataFlaws(1, sources=(SourceFlaws("damaged", 1, 0),))
+    assert [trainer.step(0).flaws for _ in range(60)][-1] == DataFlaws(1, sources=(SourceFlaws("damaged", 1, 0),))
 
 
 def test_sources_are_mixed_by_their_weights(make_text) -> None:

@@ -37,7 +37,7 @@ from tests.waiting import PATIENCE_S, wait_until
 
 ROOT = Path(__file__).parent.parent.parent
 SEED = 11
-KILLS, OPERATORS = int(os.environ.get("ATOLL_SERVICE_KILLS", "6")), 5
+KILLS, OPERATORS = int(os.environ.get("ATOLL_SERVICE_KILLS", "2")), 5
 """``make soak`` wants 100."""
 KILLED_AFTER_MAX_S = 0.5
 THINK_MAX_S = 0.3
