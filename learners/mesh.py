@@ -126,21 +126,28 @@ def tensor_of(path: Any, shape: Shape, shapes: Mapping[str, Shape]) -> str | Non
 
 
 def constrained(value: jax.Array, *dimensions: str | None) -> jax.Array:
-    """Constrain ``value`` to the sharding of its dimensions. A model's loss uses it to keep activations split.
+    """Constrain ``value`` to the mesh's sharding (``split``). A model's loss uses it to keep activations split."""
+    if math.prod(dict(get_abstract_mesh().shape).values()) == 1:
+        return value
+    placed: jax.Array = jax.lax.with_sharding_constraint(value, split(value.shape, *dimensions))
+    return placed
+
+
+def split(shape: Sequence[int], *dimensions: str | None) -> PartitionSpec:
+    """Return how the mesh in use splits an activation.
 
     Each dimension is ``"batch"``, a name of ``Model.axes`` or None. Of an activation, unlike of a tensor, ``width`` is not
-    split: ``fsdp`` splits its sequences. Without a mesh, or if a size is not divisible, nothing happens.
+    split: ``fsdp`` splits its sequences. Without a mesh, or if a size is not divisible, a dimension stays whole.
     """
     lengths = dict(get_abstract_mesh().shape)
     if math.prod(lengths.values()) == 1:
-        return value
-    split: list[Any] = []
-    for dimension, size in zip(dimensions, value.shape, strict=True):
+        return PartitionSpec(*([None] * len(shape)))
+    parts: list[Any] = []
+    for dimension, size in zip(dimensions, shape, strict=True):
         along = BATCH_AXES if dimension == "batch" else device_mesh.SPLIT_ALONG.get(dimension or "")
         ways = math.prod(lengths[axis] for axis in ((along,) if isinstance(along, str) else along or ()))
-        split.append(along if along and along not in split and size % ways == 0 else None)
-    placed: jax.Array = jax.lax.with_sharding_constraint(value, PartitionSpec(*split))
-    return placed
+        parts.append(along if along and along not in parts and size % ways == 0 else None)
+    return PartitionSpec(*parts)
 
 
 # ── helpers ───────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -76,7 +76,7 @@ def _whole(spec: IslandSpec) -> Model:
     dtype = jnp.dtype(section.compute_dtype)
     if isinstance(network, Architecture):
         return transformer(network, dtype, z_loss)
-    built = decoder.decoder(network, dtype, section.remat, z_loss)
+    built = decoder.decoder(network, dtype, section.remat, z_loss, section.attention)
     if section.initial_weights is None:
         return built
     folder, roots, digest = section.initial_weights, spec.roots, section.weights_digest

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import jax
@@ -23,6 +24,7 @@ import numpy as np
 
 from learners.contract import Batch
 from learners.mesh import constrained
+from learners.models.attention import Attention, Kernel, capped, require_possible
 from learners.models.model import Model, weighted_mean
 from orchestrator.models.decoder import (
     DecoderSection,
@@ -47,30 +49,45 @@ ACTIVATIONS = ("batch", None, "width")
 """The dimensions of the residual stream."""
 
 
-def decoder(config: DecoderSection, compute_dtype: Any, remat: Remat = "none", z_loss: float = 0.0) -> Model:
-    """Return the model; see ``DecoderSection``, ``ModelSection.remat`` and ``TrainingSection.z_loss``."""
-    dtype = jnp.dtype(compute_dtype)
+@dataclass(frozen=True, slots=True)
+class Computation:
+    """The way a model is computed: type of matrix products, what the gradient recomputes, kernel of attention."""
+
+    dtype: Any
+    remat: Remat = "none"
+    kernel: Kernel = "auto"
+
+
+def decoder(
+    config: DecoderSection, compute_dtype: Any, remat: Remat = "none", z_loss: float = 0.0, kernel: Kernel = "auto"
+) -> Model:
+    """Return the model; see ``DecoderSection``, ``TrainingSection.z_loss``, and ``ModelSection`` for the rest.
+
+    Raises ConfigurationError if the named kernel cannot compute its attention.
+    """
+    how = Computation(jnp.dtype(compute_dtype), remat, kernel)
+    require_possible(kernel, how.dtype, config.head_size, config.attention_softcap)
     weight = config.experts.balance_weight if config.experts else 0.0
 
     def loss(parameters: Tensors, tokens: jax.Array | Batch) -> jax.Array:
-        return _loss(config, dtype, remat, parameters, tokens)[0]
+        return _loss(config, how, parameters, tokens)[0]
 
     def objective(parameters: Tensors, tokens: jax.Array | Batch) -> tuple[jax.Array, jax.Array]:
-        surprise, squares, balance = _loss(config, dtype, remat, parameters, tokens)
+        surprise, squares, balance = _loss(config, how, parameters, tokens)
         return surprise + z_loss * squares + weight * balance, surprise
 
     return Model(
         initialise=lambda seed: initial_parameters(config, seed),
         loss=loss,
         objective=objective if weight or z_loss else None,
-        log_likelihoods=lambda parameters, batch: _log_likelihoods(config, dtype, remat, parameters, batch),
+        log_likelihoods=lambda parameters, batch: _log_likelihoods(config, how, parameters, batch),
         roles=roles(config),
         axes=config.dimensions,
         traceable=True,
         takes_batches=True,
         vocabulary_size=config.vocabulary_size,
         flops_per_token=lambda length: flops_per_token(config, length),
-        compute_dtypes={name: dtype for name in config.shapes if not name.endswith("norm")},
+        compute_dtypes={name: how.dtype for name in config.shapes if not name.endswith("norm")},
         applies_adapters=True,
     )
 
@@ -133,12 +150,12 @@ def logits(config: DecoderSection, dtype: Any, parameters: Tensors, inputs: jax.
 
     Position t sees only those of inputs 0 to t that are in its segment.
     """
-    stream, _ = _stream(config, dtype, "none", parameters, Batch.of(inputs))
+    stream, _ = _stream(config, Computation(dtype), parameters, Batch.of(inputs))
     return _scores(config, parameters, stream)
 
 
 def _loss(
-    config: DecoderSection, dtype: Any, remat: Remat, parameters: Tensors, tokens: jax.Array | Batch
+    config: DecoderSection, how: Computation, parameters: Tensors, tokens: jax.Array | Batch
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Return the mean cross-entropy of each next token, mean log²Z, and the balance of experts; all scalar float32.
 
@@ -149,7 +166,7 @@ def _loss(
     """
     rows = Batch.of(tokens)
     targets, target_weights = rows.targets, rows.target_weights
-    stream, balance = _stream(config, dtype, remat, parameters, rows.inputs)
+    stream, balance = _stream(config, how, parameters, rows.inputs)
     batch, length = targets.shape
     count = math.ceil(length * config.vocabulary_size / LOGITS_MAX)
     if count == 1:
@@ -175,9 +192,9 @@ def _loss(
     return surprise, squares, balance
 
 
-def _log_likelihoods(config: DecoderSection, dtype: Any, remat: Remat, parameters: Tensors, batch: Batch) -> jax.Array:
+def _log_likelihoods(config: DecoderSection, how: Computation, parameters: Tensors, batch: Batch) -> jax.Array:
     """Return ln of each target's probability, (rows, length) float32. The logits of a row are kept one row at a time."""
-    stream, _ = _stream(config, dtype, remat, parameters, batch.inputs)
+    stream, _ = _stream(config, how, parameters, batch.inputs)
 
     @jax.checkpoint
     def of_row(row: tuple[jax.Array, jax.Array]) -> jax.Array:
@@ -208,13 +225,15 @@ def _scores(config: DecoderSection, parameters: Tensors, stream: jax.Array) -> j
     """
     matrix = parameters["embed" if config.tied_embeddings else "unembed"].astype(stream.dtype)
     scores = jnp.einsum("btw,vw->btv", stream, matrix, preferred_element_type=jnp.float32)
-    return _capped(constrained(scores, "batch", None, "vocabulary"), config.logit_softcap)
+    return capped(constrained(scores, "batch", None, "vocabulary"), config.logit_softcap)
 
 
 def _stream(
-    config: DecoderSection, dtype: Any, remat: Remat, parameters: Tensors, inputs: Batch
+    config: DecoderSection, how: Computation, parameters: Tensors, inputs: Batch
 ) -> tuple[jax.Array, jax.Array]:
-    """Return the last normalised residual stream, (batch, length, width) in ``dtype``, and the mean balance of experts."""
+    """Return the last normalised residual stream, (batch, length, width), and the mean balance of experts."""
+    dtype, scale = how.dtype, config.attention_scale or config.head_size**-0.5
+    attend = Attention(how.kernel, scale, config.attention_softcap)
     stream = constrained(parameters["embed"][inputs.tokens].astype(dtype), *ACTIVATIONS)
     if config.embedding_scale:
         stream = stream * jnp.asarray(math.sqrt(config.width), dtype)
@@ -229,13 +248,13 @@ def _stream(
             return _normalised(config, x, tensors[name]) if wanted else x
 
         ready = normalised(config.pre_norms, x, "attention.norm")
-        mixed = _attention(config, tensors, ready, kind, rotations, inputs.segments)
+        mixed = _attention(config, attend, tensors, ready, kind, rotations, inputs.segments)
         x = x + normalised(config.post_norms, mixed, "attention.post_norm")
         hidden, balance = _feedforward(config, tensors, normalised(config.pre_norms, x, "feedforward.norm"))
         return x + normalised(config.post_norms, hidden, "feedforward.post_norm"), balance
 
-    if remat != "none":
-        policy = jax.checkpoint_policies.dots_with_no_batch_dims_saveable if remat == "dots" else None
+    if how.remat != "none":
+        policy = jax.checkpoint_policies.dots_with_no_batch_dims_saveable if how.remat == "dots" else None
         block = jax.checkpoint(block, policy=policy, prevent_cse=False)
     stacked = {name.removeprefix("layers."): parameters[name] for name in parameters if name.startswith("layers.")}
     layers = range(config.layer_count)
@@ -246,6 +265,7 @@ def _stream(
 
 def _attention(
     config: DecoderSection,
+    attend: Attention,
     tensors: Tensors,
     x: jax.Array,
     kind: Kind,
@@ -274,12 +294,12 @@ def _attention(
     key = _rotated(heads("key", config.key_value_head_count), rotation)
     value = heads("value", config.key_value_head_count)
     if config.window is None or config.global_every is None:
-        mixed = _attended(config, config.window, segments, query, key, value)
+        mixed = attend(query, key, value, config.window, segments)
     else:
         mixed = jax.lax.cond(
             is_global,
-            lambda *qkv: _attended(config, None, segments, *qkv),
-            lambda *qkv: _attended(config, config.window, segments, *qkv),
+            lambda *qkv: attend(*qkv, None, segments),
+            lambda *qkv: attend(*qkv, config.window, segments),
             *(query, key, value),
         )
     output = _product(mixed.reshape(batch, length, -1), tensors, "attention.output")
@@ -290,37 +310,6 @@ def _product(x: jax.Array, tensors: Tensors, name: str) -> jax.Array:
     """Multiply by a matrix, with its adapter if it has one: x · (W + A · B), without that sum."""
     product = x @ tensors[name]
     return product if name + A not in tensors else product + (x @ tensors[name + A]) @ tensors[name + B]
-
-
-def _attended(
-    config: DecoderSection,
-    window: int | None,
-    segments: jax.Array | None,
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-) -> jax.Array:
-    """Attend to earlier positions, of the same segment: returns (batch, length, heads, size).
-
-    Heads of query share heads of key.
-    """
-    alike = None if segments is None else segments[:, :, None] == segments[:, None, :]
-    scale = config.attention_scale or config.head_size**-0.5
-    if config.attention_softcap is None:
-        sides = None if window is None else (window - 1, 0)
-        mask = None if alike is None else alike[:, None]
-        return jax.nn.dot_product_attention(
-            query, key, value, mask=mask, scale=scale, is_causal=True, local_window_size=sides
-        )
-    batch, length, _, size = query.shape
-    groups = query.reshape(batch, length, key.shape[2], -1, size)
-    scores = jnp.einsum("btkgh,bskh->bkgts", groups, key, preferred_element_type=jnp.float32) * scale
-    distance = np.arange(length)[:, None] - np.arange(length)[None, :]
-    visible: Any = (distance >= 0) & (distance < (window or length))
-    if alike is not None:
-        visible = visible & alike[:, None, None]
-    weights = jax.nn.softmax(jnp.where(visible, _capped(scores, config.attention_softcap), -jnp.inf), axis=-1)
-    return jnp.einsum("bkgts,bskh->btkgh", weights.astype(value.dtype), value).reshape(query.shape)
 
 
 def _feedforward(config: DecoderSection, tensors: Tensors, x: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -378,10 +367,6 @@ def _normalised(config: DecoderSection, x: jax.Array, gain: jax.Array) -> jax.Ar
     wide = x.astype(jnp.float32)
     scaled = wide * jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + config.norm_epsilon)
     return (scaled * (1 + gain if config.gain_from_one else gain)).astype(x.dtype)
-
-
-def _capped(scores: jax.Array, cap: float | None) -> jax.Array:
-    return scores if cap is None else cap * jnp.tanh(scores / cap)
 
 
 def frequencies(config: DecoderSection) -> tuple[np.ndarray, np.ndarray]:

@@ -356,8 +356,7 @@ def framework_problems(
     for name in (name for name, value in of_jax.items() if value is not None):
         message = "is set, but trainer.kind is torch, which trains trainer.model."
         yield Problem(f"model.{name}", message, "Leave it out, or leave out the trainer.")
-    if model.remat == "dots":
-        yield Problem("model.remat", "is dots, but torch recomputes all or nothing.", "Use full, or none.")
+    yield from _jax_only_problems(model)
     optimizer, base = training.inner_optimizer, None if part is None else part.base
     if optimizer.factory is None and optimizer.kind not in ("adamw", "muon"):
         message = f"is {optimizer.kind}, but trainer.kind is torch, which has adamw and muon."
@@ -367,6 +366,14 @@ def framework_problems(
         sizes = entry.batch_size or training.batch_size, entry.accumulation or training.accumulation
         named = optimizer.factory or optimizer.kind
         yield from torch_problems(f"islands.{index}", entry, named, base, *sizes)
+
+
+def _jax_only_problems(model: ModelSection) -> Iterator[Problem]:
+    if model.remat == "dots":
+        yield Problem("model.remat", "is dots, but torch recomputes all or nothing.", "Use full, or none.")
+    if model.attention != "auto":
+        message = f"is {model.attention}, but torch chooses its kernel of attention itself."
+        yield Problem("model.attention", message, "Leave it out.")
 
 
 def _shared_problems(
@@ -403,8 +410,7 @@ def _shared_problems(
     if training.objective is not None:
         message = f"is torch, but training.objective.kind is {training.objective.kind}, which only JAX has."
         yield Problem(f"{where}.framework", message, f"{without}.")
-    if model.remat == "dots":
-        yield Problem("model.remat", "is dots, but torch recomputes all or nothing.", "Use full, or none.")
+    yield from _jax_only_problems(model)
     if (count := entry.hosts * entry.processes_per_host) > 1:
         message = (
             f"is torch, but the island has {count} processes, whose rows of the decoder's tensors FSDP2 cannot split."

@@ -71,7 +71,8 @@ class ModelSection(Section):
     preset and decoder, its `config.json` describes the model; otherwise the weights must fit. The evaluator's node must have
     the folder, below a root (`atoll up --data`). ``remat`` selects what a decoder recomputes for the gradient: ``dots``
     recomputes everything except matrix products, which costs less time; ``full`` recomputes everything, which takes the
-    least memory.
+    least memory. ``attention`` names the kernel of a decoder's attention: ``auto`` takes cuDNN's on GPUs and splash
+    attention on TPUs, where they do the same as ``xla``.
     """
 
     preset: PresetName = "nano"
@@ -81,6 +82,7 @@ class ModelSection(Section):
     vocabulary_size: VocabularySize | None = None
     compute_dtype: Literal["bfloat16", "float32"] = "bfloat16"
     remat: Literal["none", "dots", "full"] = "none"
+    attention: Literal["auto", "xla", "cudnn", "splash"] = "auto"
     initial_weights: Location | None = None
     weights_digest: Digest | None = Field(
         default=None,
@@ -98,6 +100,10 @@ class ModelSection(Section):
         if self.factory is not None and named:
             raise ValueError(f"has factory and {named[0]}, which only a built-in model takes; leave one of the two out")
         _require_factory(self.factory, self.settings)
+        plain = self.factory is None and isinstance(self.network, Architecture)
+        if self.attention in ("cudnn", "splash") and (self.factory is not None or plain):
+            own = f"the preset {self.preset!r}" if plain else f"the factory {self.factory!r}"
+            raise ValueError(f"has attention {self.attention}, but {own} attends in its own way; leave attention out")
         if self.decoder is not None and self.preset != "nano":
             raise ValueError("has preset and decoder, which are two models; leave one of the two out")
         if self.initial_weights is not None and not isinstance(self.network, DecoderSection | None):

@@ -19,12 +19,15 @@ from unittest.mock import patch
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
 from learners import mesh, shards
 from learners.jax_trainer import JaxTrainer
 from learners.model import Model, build
+from learners.models.attention import Attention
 from learners.text import Text
 from orchestrator.parameters.pieces import Role, piece_named, taken
+from orchestrator.specification import device_mesh
 from orchestrator.specification.config import JobSpec, parse_job
 from tests.bench.device_memory import highest
 from tests.learners.conftest import job
@@ -254,6 +257,19 @@ def placed_tensor_by_tensor() -> dict[str, Any]:
     return {"largest": max(largest), "tensor": max(int(np.prod(shape)) for shape in one.tensor_shapes().values())}
 
 
+def attended() -> dict[str, Any]:
+    """How far splash attention of split sequences and heads is from that of one device, and how many devices it used."""
+    random = np.random.default_rng(5)
+    query, key, value = (jnp.asarray(random.standard_normal((2, 256, n, 128)), jnp.float32) for n in (4, 2, 2))
+    segments = (jnp.arange(256)[None, :] >= jnp.asarray([[100], [37]])).astype(jnp.int32)
+    attention = Attention("splash", 128**-0.5, interpreted=True)
+    alone = attention(query, key, value, 70, segments)
+    grid = Mesh(np.array(jax.devices()[:4]).reshape(1, 2, 1, 2), device_mesh.AXES)
+    with jax.set_mesh(grid):
+        split = jax.jit(lambda *qkv: attention(*qkv, 70, segments))(query, key, value)
+    return {"difference": float(jnp.abs(alone - split).max()), "devices": len(split.sharding.device_set)}
+
+
 SITUATIONS: Mapping[str, Callable[[], Any]] = {
     situation.__name__: situation
     for situation in (
@@ -265,6 +281,7 @@ SITUATIONS: Mapping[str, Callable[[], Any]] = {
         mixed_experts,
         adapted,
         placed_tensor_by_tensor,
+        attended,
     )
 }
 

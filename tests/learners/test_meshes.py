@@ -123,6 +123,13 @@ def test_adapters_give_the_losses_of_one_device_and_frozen_matrices_are_split(on
         assert found["part"] == {"fsdp": 1 / 8, "mixed": 1 / 4}[name]
 
 
+@pytest.mark.soak("ten seconds of interpreting")
+def test_each_device_attends_by_splash_to_sequences_and_heads_of_its_own(on_eight_devices: Situation) -> None:
+    found = on_eight_devices("attended")
+    assert found["devices"] == 4
+    assert found["difference"] < 1e-6
+
+
 def test_moments_in_other_shapes_and_counts_are_found_by_structure() -> None:
     abstract, shapes = AbstractMesh((1, 4, 1, 2), AXES), {"up": (8, 64), "gain": (8,)}
     lies = mesh.shardings(abstract, shapes, {"up": ("width", "hidden")})
