@@ -56,7 +56,7 @@ def _attempted(work: Callable[[], dict[str, Any]], problems: list[Problem]) -> d
     except BaseException as error:
         if is_interrupt(error):
             raise
-        problems.append(Problem("the job", f"{in_words(error)}.", "Its traceback is above."))
+        problems.append(Problem("the job", f"{in_words(error).rstrip('.')}.", "Its traceback is above."))
         sys.excepthook(type(error), error, error.__traceback__)
     return None
 
