@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from learners.contract import Trainer
 from learners.loop import LoopPlan
 from orchestrator.core.vocabulary import StepLimits
-from orchestrator.errors import AtollError, ConfigurationError, InfrastructureError, in_words, is_interrupt
+from orchestrator.errors import TRY_OUTSIDE, AtollError, ConfigurationError, InfrastructureError, in_words, is_interrupt
 from orchestrator.system import user_packages
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ IN_TORCH = "learners.torch_trainer:create"
 NONE: Mapping[str, Any] = MappingProxyType({})
 SHOWN_MAX = 5
 """The most missing methods of a trainer that a message lists."""
-REMEDY = "Try it outside a job first, with the job's specification as plain data."
+REMEDY = TRY_OUTSIDE
 MORE_MEMORY = "Give its machine more memory, or make the model smaller."
 log = logging.getLogger(__name__)
 

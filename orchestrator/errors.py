@@ -290,6 +290,8 @@ def disk_remedy(error: OSError) -> str:
 
 _ESCAPES = re.compile(r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]|[\x00-\x08\x0b-\x1f\x7f-\x84\x86-\x9f]")
 """Colours and other control sequences, which Ray puts into its messages."""
+TRY_OUTSIDE = "Try it outside a job first, with the job's specification as plain data."
+"""The remedy for an error that a job's own code raises."""
 _SURROGATES = re.compile("[\ud800-\udfff]")
 """What Python makes of bytes in file names that are not UTF-8. No process could send them to another."""
 LINE_CHARACTERS_MAX = 1_000
