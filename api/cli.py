@@ -47,6 +47,7 @@ from orchestrator.errors import AtollError, ConfigurationError, Conflict, Reques
 from orchestrator.system import printable, python_process, release
 
 PROGRAM = "atoll"
+HELP_OPTIONS = frozenset({"-h", "--help"})
 URL = re.compile(r"[a-z][a-z0-9+.-]*://")
 REFUSALS_OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
@@ -56,6 +57,8 @@ class Commands(typer.core.TyperGroup):
 
     def parse_args(self, context: Any, arguments: list[str]) -> list[str]:
         refuse_unfit_paths(self, arguments)
+        if HELP_OPTIONS & set(arguments):
+            wrap_names_in_help()
         return super().parse_args(context, arguments)
 
     def invoke(self, context: Any) -> Any:
@@ -65,6 +68,24 @@ class Commands(typer.core.TyperGroup):
             if problem := unfit_number(error):
                 raise ConfigurationError(detail=problem) from error
             raise
+
+
+def wrap_names_in_help() -> None:
+    """Have typer wrap long names of options and default values in its tables, where it would cut them."""
+    from rich.text import Text  # late: only help needs it
+    from typer import rich_utils
+
+    class WholeText(Text):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **{"overflow": "fold", **options})
+
+    class WholeNames(rich_utils.OptionHighlighter):
+        def __call__(self, text: Any) -> Any:
+            highlighted = super().__call__(text)
+            highlighted.overflow = "fold"
+            return highlighted
+
+    vars(rich_utils).update(Text=WholeText, highlighter=WholeNames())
 
 
 def unfit_number(error: typer.BadParameter) -> str | None:
@@ -121,7 +142,7 @@ app = typer.Typer(
     name=PROGRAM,
     cls=Commands,
     no_args_is_help=True,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": sorted(HELP_OPTIONS, key=len)},
     help="Elastic orchestration of Decoupled DiLoCo training. Exit codes: 0 done, 1 failed, 2 invalid input, "
     "3 the service does not answer. For completion run `atoll --install-completion`, then open a new shell.",
 )

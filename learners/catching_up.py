@@ -17,7 +17,7 @@ from learners.outbox import Outbox
 from learners.state_transfer import Donor, FetchedState, StateFetch
 from orchestrator.core.messages import CatchUpFailure, CaughtUp, LeftState
 from orchestrator.core.vocabulary import IslandId, Version
-from orchestrator.errors import in_words
+from orchestrator.errors import AtollError, in_words
 
 log = logging.getLogger(__name__)
 
@@ -56,9 +56,9 @@ class CatchingUp:
             if self.caught_up is None:
                 try:
                     versions, step, left = load()
-                except Exception as error:
+                except BaseException as error:  # a package's trainer may raise anything
                     log.exception("the state of %s could not be loaded", donor or "the synchroniser")
-                    self._outbox.put(CatchUpFailure(donor, in_words(error)))
+                    self._outbox.put(CatchUpFailure(donor, reason_of(error)))
                     return
                 self._has(CaughtUp(donor, versions, step, monotonic() - began, left=left))
             else:
@@ -121,3 +121,8 @@ class CatchingUp:
     def _failed(self, donor: IslandId, error: BaseException) -> None:
         log.warning("no state from %s: %s", donor, in_words(error))
         self._outbox.put(CatchUpFailure(donor, in_words(error)))
+
+
+def reason_of(error: BaseException) -> str:
+    """Return why a state that is here was not loaded. Foreign errors come from the trainer that was to load it."""
+    return in_words(error) if isinstance(error, AtollError) else f"its trainer cannot load it: {in_words(error)}"

@@ -18,7 +18,7 @@ from typing import Any, cast
 import ray
 
 from learners.contract import FragmentwiseTrainer, Trainer
-from learners.factories import exits_as_errors, trainer_of
+from learners.factories import errors_in_words, trainer_of
 from learners.handed_over import HandedOver
 from learners.island_spec import IslandSpec
 from learners.outbox import lower_priority_of_new, thread_ids
@@ -84,8 +84,7 @@ class Evaluator:
             return float(trainer.unigram_loss())
 
     def _own_code(self, method: str) -> AbstractContextManager[None]:
-        """Turn an exit in the trainer's code into an error: otherwise the only message would be that the actor died."""
-        return exits_as_errors(f"{method} of the trainer {self._trainer_name!r}")
+        return errors_in_words(f"{method} of the trainer {self._trainer_name!r}")
 
     def _give_way(self) -> None:
         """Lower the priority of this thread and of every thread started here, for good."""
@@ -94,12 +93,8 @@ class Evaluator:
 
     def _built(self) -> Trainer:
         if self._trainer is None:
-            try:
-                with exits_as_errors(f"trainer {self._trainer_name!r}"):
-                    self._trainer = trainer_of(IslandSpec.of(self._document), 0, 1)
-            except Exception:
-                log.exception("the model could not be built")
-                raise
+            with errors_in_words(f"trainer {self._trainer_name!r}"):
+                self._trainer = trainer_of(IslandSpec.of(self._document), 0, 1)
             python_process.say_ready()
         return self._trainer
 

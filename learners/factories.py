@@ -6,6 +6,7 @@ An error in such code is the specification's fault. It is final, unlike an islan
 from __future__ import annotations
 
 import importlib
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from learners.contract import Trainer
 from learners.loop import LoopPlan
 from orchestrator.core.vocabulary import StepLimits
-from orchestrator.errors import AtollError, ConfigurationError, in_words
+from orchestrator.errors import TRY_OUTSIDE, AtollError, ConfigurationError, InfrastructureError, in_words, is_interrupt
 from orchestrator.system import user_packages
 
 if TYPE_CHECKING:
@@ -28,7 +29,9 @@ IN_TORCH = "learners.torch_trainer:create"
 NONE: Mapping[str, Any] = MappingProxyType({})
 SHOWN_MAX = 5
 """The most missing methods of a trainer that a message lists."""
-REMEDY = "Try it outside a job first, with the job's specification as plain data."
+REMEDY = TRY_OUTSIDE
+MORE_MEMORY = "Give its machine more memory, or make the model smaller."
+log = logging.getLogger(__name__)
 
 
 def imported(field: str, path: str) -> Callable[..., Any]:
@@ -37,9 +40,9 @@ def imported(field: str, path: str) -> Callable[..., Any]:
     user_packages.put_on_path()
     try:
         factory: Callable[..., Any] = getattr(importlib.import_module(module), name)
-    except AtollError:
-        raise
-    except (Exception, SystemExit) as error:  # the module's own code may raise anything
+    except BaseException as error:  # the module's own code may raise anything
+        if isinstance(error, AtollError) or is_interrupt(error):
+            raise
         raise ConfigurationError(
             detail=f"{field} {path!r} cannot be imported ({in_words(error)}). {_remedy(module)}"
         ) from error
@@ -97,7 +100,10 @@ def trainer_of(spec: IslandSpec, shard_index: int, shard_count: int) -> Trainer:
         built: Trainer = make(document, shard_index, shard_count)
         return built
     make = with_settings("trainer.settings", path, make, section.settings)
-    built = guarded(f"trainer {path!r}", make, (OSError,))(document, shard_index, shard_count)
+    try:
+        built = guarded(f"trainer {path!r}", make, (OSError,))(document, shard_index, shard_count)
+    except OSError as error:
+        raise InfrastructureError(detail=f"trainer {path!r} raises {in_words(error)}.", remedy=REMEDY) from error
     if lacking := sorted(name for name in vars(Trainer) if not name.startswith("_") and name not in dir(built)):
         shown, kind = ", ".join(lacking[:SHOWN_MAX]), _kind(built).removeprefix("of type ")
         raise ConfigurationError(
@@ -119,30 +125,41 @@ def require_torch(field: str) -> None:
 
 
 @contextmanager
-def exits_as_errors(subject: str) -> Iterator[None]:
-    """Raise ConfigurationError if a package's code tries to end the process, which does not belong to it."""
+def errors_in_words(subject: str) -> Iterator[None]:
+    """Raise what a package's code raises as an error that another process can receive, without its cause.
+
+    Ray sends a traceback with the texts of all causes. A text that is not Unicode would end the process, and what is not
+    an Exception would end the actor or the call without a message. The caller's log has the traceback.
+    """
     try:
         yield
-    except SystemExit as error:
-        raise ConfigurationError(detail=f"{subject} raises {in_words(error)}. {REMEDY}") from error
+    except AtollError as error:
+        log.exception("%s fails", subject)
+        raise error from None
+    except BaseException as error:
+        log.exception("%s fails", subject)
+        raise ConfigurationError(detail=f"{subject} raises {in_words(error)}. {REMEDY}") from None
 
 
 def guarded(subject: str, function: Any, but: tuple[type[Exception], ...] = ()) -> Callable[..., Any]:
     """Wrap the function so that any exception becomes a ConfigurationError with the subject. JAX may trace it.
 
-    Lack of memory is raised unchanged, because the specification need not be wrong, and so are the errors of ``but``.
+    Lack of memory becomes an InfrastructureError, because the specification need not be wrong. The errors of ``but`` are
+    raised unchanged, and so is Ctrl+C.
     """
     if not callable(function):
         raise ConfigurationError(detail=f"{subject} is {_kind(function)}, but must be a function. Return another one.")
 
-    passed: tuple[type[Exception], ...] = (AtollError, MemoryError, *but)
+    passed: tuple[type[Exception], ...] = (AtollError, *but)
 
     def call(*arguments: Any, **named: Any) -> Any:
         try:
             return function(*arguments, **named)
-        except passed:
-            raise
-        except (Exception, SystemExit) as error:
+        except BaseException as error:
+            if isinstance(error, passed) or is_interrupt(error):
+                raise
+            if isinstance(error, MemoryError):
+                raise InfrastructureError(detail=f"{subject} raises {in_words(error)}.", remedy=MORE_MEMORY) from error
             raise ConfigurationError(detail=f"{subject} raises {in_words(error)}. {REMEDY}") from error
 
     return call

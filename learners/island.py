@@ -415,7 +415,7 @@ class Island:
             self._outbox.put(self._ready)
             if isinstance(trainer, FirstRun):
                 trainer.first_run()
-        except (Exception, SystemExit) as error:  # without this, a user's code that exits would end the thread silently
+        except BaseException as error:  # without this, a user's code that exits would end the thread silently
             log.exception("the model cannot be built")
             self._outbox.put(broken_by(error))
             return
@@ -434,7 +434,7 @@ class Island:
             line = link.joined((rank.place.host, rank.place.port), rank.number, rank.key)
             try:
                 trainer, plan, device_count = self._build(spec, shard_index, shard_count, rank)
-            except (Exception, SystemExit) as error:
+            except BaseException as error:
                 log.exception("the model cannot be built")
                 line.send(link.Failed(broken_by(error)))
                 line.receive()  # blocks until the island is ended

@@ -23,7 +23,7 @@ from learners.contract import Batch
 from learners.factories import trainer_of
 from learners.island_spec import IslandSpec
 from learners.text import Text
-from orchestrator.errors import ConfigurationError, InvalidJobSpec, Problem, UnfitWeights, in_words
+from orchestrator.errors import ConfigurationError, InvalidJobSpec, Problem, UnfitWeights, in_words, is_interrupt
 from orchestrator.models.huggingface.weights import FIELD as WEIGHTS
 from orchestrator.parameters import fragment_map
 from orchestrator.system.roots import EVERYTHING
@@ -53,8 +53,10 @@ def _attempted(work: Callable[[], dict[str, Any]], problems: list[Problem]) -> d
     except ConfigurationError as error:
         about = FIELD.fullmatch(str(error))
         problems.append(Problem(about[1], about[2], "") if about else Problem("the job", in_words(error), ""))
-    except (Exception, SystemExit) as error:
-        problems.append(Problem("the job", f"{in_words(error)}.", "Its traceback is above."))
+    except BaseException as error:
+        if is_interrupt(error):
+            raise
+        problems.append(Problem("the job", f"{in_words(error).rstrip('.')}.", "Its traceback is above."))
         sys.excepthook(type(error), error, error.__traceback__)
     return None
 

@@ -44,7 +44,7 @@ from orchestrator.core.vocabulary import (
     StepLimits,
     Version,
 )
-from orchestrator.errors import InternalError, in_words
+from orchestrator.errors import InternalError, in_words, is_interrupt
 from orchestrator.parameters.codec.registry import EXACT, CodecName
 from orchestrator.replica.replica import (
     Action,
@@ -424,7 +424,7 @@ class IslandLoop:
                 if continuation is Continuation.AWAIT_PUBLICATION:
                     with self._changed:
                         self._changed.wait_for(lambda: self._replica.has_publications, DRAINING_POLL_S)
-        except (Exception, SystemExit) as error:  # report it: nothing else catches what this thread raises
+        except BaseException as error:  # report it: nothing else catches what this thread raises
             logging.getLogger(__name__).exception("the island's loop failed")
             self._outbox.put(broken_by(error, self._replica.step))
         finally:
@@ -521,7 +521,9 @@ class IslandLoop:
             seconds = monotonic() - began
             by_byte = (measured.bits_per_byte, measured.sources, measured.preference)
             report = Evaluated(request.global_version, measured.loss, measured.sequence_count, seconds, *by_byte)
-        except (Exception, SystemExit) as error:  # a failed measurement must not stop training
+        except BaseException as error:  # a failed measurement must not stop training
+            if is_interrupt(error):
+                raise
             logging.getLogger(__name__).exception("Θ could not be measured")
             report = NotEvaluated(request.global_version, in_words(error))
         if self._last_step_end is not None:

@@ -391,7 +391,7 @@ class StateFetch:
         try:
             while wanted := self._next(name, donor):
                 self._keep(name, wanted, self._chunk_of(donor, wanted))
-        except Exception as error:  # a dead donor, for example; the service chooses another
+        except BaseException as error:  # a dead donor, for example; the service chooses another
             with self._changed:
                 if self._donors.get(name) is donor:
                     del self._donors[name]
@@ -437,7 +437,7 @@ class StateFetch:
         if whole is not None:
             try:
                 self._take(whole)
-            except Exception:
+            except BaseException:
                 with self._changed:
                     self._begin_anew()
                 raise

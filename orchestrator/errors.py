@@ -288,8 +288,12 @@ def disk_remedy(error: OSError) -> str:
     return _DISK_REMEDIES.get(error.errno or 0, "Free some space there")
 
 
-_ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|[\x00-\x08\x0b-\x1f\x7f]")
+_ESCAPES = re.compile(r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]|[\x00-\x08\x0b-\x1f\x7f-\x84\x86-\x9f]")
 """Colours and other control sequences, which Ray puts into its messages."""
+TRY_OUTSIDE = "Try it outside a job first, with the job's specification as plain data."
+"""The remedy for an error that a job's own code raises."""
+_SURROGATES = re.compile("[\ud800-\udfff]")
+"""What Python makes of bytes in file names that are not UTF-8. No process could send them to another."""
 LINE_CHARACTERS_MAX = 1_000
 """The limit for messages of foreign errors, which may quote a whole batch: they appear in statuses, tables and pages."""
 _UNSENDABLE = "Original exception details:"
@@ -303,6 +307,11 @@ def origin(error: BaseException) -> BaseException:
     while hasattr(error, "as_instanceof_cause") and isinstance(cause := getattr(error, "cause", None), BaseException):
         error = cause
     return error
+
+
+def is_interrupt(error: BaseException) -> bool:
+    """Return whether this is Ctrl+C, which is not an error of the code in which it arrives. A derived class is one."""
+    return type(error) is KeyboardInterrupt
 
 
 def in_words(error: BaseException) -> str:
@@ -333,9 +342,17 @@ def _raised_in_creation(lines: list[str]) -> str:
 
 
 def _lines(error: BaseException) -> list[str]:
-    text = _ESCAPES.sub("", str(error))
+    text = _SURROGATES.sub("\ufffd", _ESCAPES.sub("", _text_of(error)))
     lines = [line.strip() for line in text.splitlines() if line.strip()] or [type(error).__name__]
     return lines if isinstance(error, AtollError) else [_shortened(line) for line in lines]
+
+
+def _text_of(error: BaseException) -> str:
+    """Return the text of the error, or what it was made with if its class raises instead, as a package's may."""
+    try:
+        return str(error)
+    except BaseException:
+        return ", ".join(each for each in error.args if isinstance(each, str))
 
 
 def _shortened(line: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +112,22 @@ def test_windows_that_only_fit_one_machine_are_said_of_islands_in_several_node_g
     assert found(synchroniser=WIDE) == ()
 
 
+@pytest.mark.parametrize(("margin", "is_said"), [(0.01, True), (0.2, True), (0.6, False), (0.9, False)])
+def test_a_part_of_the_slack_that_leaves_nearly_no_window_is_said(margin: float, is_said: bool) -> None:
+    narrow = WIDE | {"grace_margin": margin}
+    assert paths(found(synchroniser=narrow)) == ["synchroniser.grace_margin"] * is_said
+    assert found(synchroniser=narrow | {"grace_floor_steps": 2.0}) == ()
+    assert found(synchroniser=WIDE | {"grace_margin": 0, "grace_floor_steps": 2.0}) == (), "the floor is a window"
+
+
+def test_a_model_of_pytorch_has_the_same_schedule_and_gets_the_same_advice() -> None:
+    torch = {"trainer": {"kind": "torch", "model": "mine:build"}}
+    late = found(steps=100, training={"inner_optimizer": {"warmup_steps": 500}}, **torch)
+    assert paths(late) == ["training.inner_optimizer.warmup_steps"]
+    heavy = {"outer_optimizer": {"lr": 0.7, "momentum": 0.9}}
+    assert paths(found(synchroniser=heavy, **torch)) == ["synchroniser.outer_optimizer.momentum"]
+
+
 @pytest.mark.parametrize("name", ["overlap_steps", "grace_cap_steps", "grace_margin"])
 def test_a_window_of_no_length_is_said_unless_the_quorum_is_all_islands(name: str) -> None:
     shut = WIDE | {name: 0}
@@ -129,6 +146,14 @@ def test_a_cap_that_is_too_thin_for_the_codec_is_said_and_the_remedy_is_enough()
     assert (problem.path, "0.5 s" in problem.message, "0.3 s" in problem.message) == ("synchroniser.wire", True, True)
     assert "wire bfloat16" in problem.remedy
     assert "synchroniser.wire" not in paths(found(synchroniser=sync | {"wire": "bfloat16"}, **some))
+
+
+def test_the_line_that_would_do_has_its_digits_however_thin_it_is() -> None:
+    """Nothing helps nano at 1 kB/s, and no line has "0 Mbit/s"."""
+    (problem,) = found(transport={"bytes_per_s": 1_000})
+    needed = re.search(r"a line of ([0-9.e-]+) Mbit/s", problem.remedy)
+    assert needed is not None
+    assert 0.0 < float(needed[1]) < 10.0
 
 
 def test_a_measured_line_counts_for_its_node_group_and_is_shared_by_its_islands() -> None:

@@ -98,3 +98,37 @@ def _is_text_of(node: ast.AST, name: str) -> bool:
         into_text = called in ("str", "debug", "info", "warning", "error", "critical")
         return into_text and any(isinstance(each, ast.Name) and each.id == name for each in node.args)
     return False
+
+
+class Mute(Exception):
+    def __str__(self) -> str:
+        raise ValueError("no words")
+
+
+class Interrupting(Exception):
+    def __str__(self) -> str:
+        raise KeyboardInterrupt
+
+
+class NotText(Exception):
+    def __str__(self) -> str:
+        return 5  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (Mute(), "Mute"),
+        (Mute("the layers do not fit", 3), "Mute: the layers do not fit"),
+        (Interrupting(), "Interrupting"),
+        (NotText(), "NotText"),
+        (ValueError("no file \udcff\udcfe here"), "ValueError: no file \ufffd\ufffd here"),
+        (ValueError(b"\xff\x00"), r"ValueError: b'\xff\x00'"),
+        (ValueError("\x9b31mred\x9b0m\x90\x84"), "ValueError: red"),
+        (ValueError("one\x85two"), "ValueError: one"),
+    ],
+)
+def test_whatever_the_class_of_an_error_does_its_text_can_be_sent_and_kept(error: Exception, told: str) -> None:
+    assert in_words(error) == told
+    assert told.partition(": ")[2] in (first_line(error), "")
+    in_words(error).encode()

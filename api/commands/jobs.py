@@ -508,7 +508,8 @@ def report(
             print_json(figures)
             return
         details = client.job(job)
-    for text in (*lines_that_matter(figures), f"report    {details.run_dir}/report.html"):
+    end = [f"end       {details.state}: {details.reason}"] if details.state != "completed" and details.reason else []
+    for text in (*end, *lines_that_matter(figures), f"report    {details.run_dir}/report.html"):
         echo(text)
 
 

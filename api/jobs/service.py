@@ -215,9 +215,11 @@ class Service:
             why = "."
         except OSError as error:
             why = f" that can be read: {error.strerror}."
-        state = self._answer(row).state
-        if state.final:
-            raise NotFound(detail=f"Job {row.job} is {state} and left no {name}{why}", remedy=f"See {row.run_dir}.")
+        answer = self._answer(row)
+        if (state := answer.state).final:
+            reason = f" It ended: {answer.reason.rstrip('.')}." if answer.reason else ""
+            detail = f"Job {row.job} is {state} and left no {name}{why}{reason}"
+            raise NotFound(detail=detail, remedy=f"See {row.run_dir}.")
         remedy = f"Watch it with `atoll watch {row.job}`; {name} is written when it ends."
         raise Conflict(detail=f"Job {row.job} is still {state}.", remedy=remedy)
 

@@ -21,7 +21,7 @@ from api.http import eventstream
 from api.http.pools import RECORDS, STREAMS, chunks_in, runs_in
 from api.http.streams import File, Stream, following
 from api.routes.dependencies import ServiceHere
-from api.run.explanations import AllExplanations, answer_of, merge_of, summary_of
+from api.run.explanations import AllExplanations, answer_of, merge_of, summary_of, with_end
 from api.run.folder import Run, open_below
 from api.run.logs import LogReader, logs_of, newest
 from api.run.records import TapeReader, number_at_end, sound_records
@@ -103,7 +103,10 @@ def diagnose(job: str, service: ServiceHere, explained: ExplanationsHere) -> Dia
     For a running job it is the diagnosis so far.
     """
     run = service.run(job)
-    return answer_of(run.job, explained.of(run).diagnosis(run.job))
+    diagnosis = explained.of(run).diagnosis(run.job)
+    if diagnosis.outcome is None and (answer := service.job(run.job)).state.final:
+        diagnosis = with_end(diagnosis, answer.state.value, answer.reason)
+    return answer_of(run.job, diagnosis)
 
 
 @router.get(

@@ -10,17 +10,18 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from math import fsum
 from typing import Any, Generic, TypeVar
 
 from api.run.folder import Run
 from api.run.records import TapeReader, number_of
 from api.schemas import Absence, Contributor, Merge, MergeSummary, Refusal
 from api.schemas import Diagnosis as DiagnosisAnswer
-from orchestrator.accounting.diagnosis import Diagnosis, Diagnostician
+from orchestrator.accounting.diagnosis import Cause, Diagnosis, Diagnostician, Finding
 from orchestrator.accounting.explanation import KEEP, Explanation, Explanations
-from orchestrator.core.vocabulary import FragmentId, Version
-from orchestrator.errors import DataError, NotFound
+from orchestrator.core.vocabulary import FragmentId, JobOutcome, Version
+from orchestrator.errors import TRY_OUTSIDE, DataError, NotFound
 from orchestrator.system import plain
 from orchestrator.system.plain import seconds
 from orchestrator.tape.schema import Header, Record, decode_header, decode_line
@@ -214,6 +215,23 @@ def explains_merges(line: bytes) -> bool:
     if not is_record(line):
         return False
     return not line.endswith(UNEVENTFUL) or any(kind in line for kind in RELEVANT)
+
+
+def with_end(diagnosis: Diagnosis, state: str, reason: str) -> Diagnosis:
+    """Return the diagnosis of a job that has ended. Its tape does not have the end if its own processes failed.
+
+    The evaluator builds the model before any island does, so most errors of a job's code end it so.
+    """
+    if diagnosis.outcome is not None:
+        return diagnosis
+    others = diagnosis.others if diagnosis.cause is None else (diagnosis.cause, *diagnosis.others)
+    ended = replace(diagnosis, outcome=state, reason=reason)
+    if state != JobOutcome.FAILED.value:
+        return ended
+    cause = Cause.CODE if TRY_OUTSIDE in reason else Cause.OTHER
+    spent = fsum(one.island_seconds for one in others)
+    killer = Finding(cause, "", spent, 1.0, f"the job failed: {reason}", cause.remedy, ())
+    return replace(ended, cause=killer, others=others)
 
 
 def answer_of(job: str, diagnosis: Diagnosis) -> DiagnosisAnswer:

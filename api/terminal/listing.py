@@ -24,7 +24,7 @@ from typing import Any, Generic, TypeVar
 
 from pydantic import BaseModel
 from rich.cells import cell_len
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, ConsoleDimensions, Group, RenderableType
 from rich.control import Control
 from rich.panel import Panel
 from rich.segment import Segment
@@ -199,12 +199,13 @@ class Screen(Console):
 
     def print(self, *drawn: Any, **how: Any) -> None:
         """Print as rich does, but wide enough for the listings in it."""
-        before = self.width
-        self.width = max(before, *(width_of(one, self._prose_max) for one in drawn), 1)
+        fixed, (width, height) = (self._width, self._height), self.size
+        needed = max(width, *(width_of(one, self._prose_max) for one in drawn), 1)
+        self.size = ConsoleDimensions(needed, height)  # of a dumb terminal rich takes a width only with a height
         try:
             super().print(*drawn, **how)
         finally:
-            self.width = before
+            self._width, self._height = fixed
 
     def render_str(self, text: str, **how: Any) -> Text:
         """Return the text of a cell. Rich measures and draws cells through this."""

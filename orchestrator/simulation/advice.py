@@ -82,7 +82,7 @@ def _epochs(spec: JobSpec) -> Iterator[Problem]:
 def _warmup(spec: JobSpec) -> Iterator[Problem]:
     optimizer, steps = spec.training.inner_optimizer, spec.horizon_steps
     warmup, field = optimizer.warmup_steps, "training.inner_optimizer"
-    if not spec.trainer.is_built_in or not warmup:
+    if not spec.trainer.reads_text or not warmup:
         return
     if warmup > WARMUP_RATIO_MAX * steps:
         highest = optimizer.lr * min(1.0, steps / warmup)
@@ -119,20 +119,28 @@ def _windows(spec: JobSpec) -> Iterator[Problem]:
     cap, overlap = sync.grace_cap_steps, sync.overlap_steps
     if cap is None or spec.quorum >= spec.island_count:
         return
-    for name, value in (("overlap_steps", overlap), ("grace_margin", sync.grace_margin), ("grace_cap_steps", cap)):
+    floor = sync.grace_floor_steps_of(spec.island_count)
+    of_slack = (("overlap_steps", overlap), ("grace_margin", sync.grace_margin)) if floor == 0 else ()
+    for name, value in (*of_slack, ("grace_cap_steps", cap)):
         if value == 0:
             message = (
                 f"is 0 with quorum {spec.quorum} of {spec.island_count} islands: no merge waits for the other islands."
             )
             yield Problem(f"synchroniser.{name}", message, "Raise it, or raise the quorum.")
             return
-    travel_steps = travel_steps_max(cap, overlap)
+    window = min(cap, max(sync.grace_margin * overlap, floor))
+    travel_steps = travel_steps_max(window, overlap)
     if travel_steps >= TRAVEL_STEPS_MIN or len({section.node_group for section in spec.islands}) == 1:
         return
-    message = (
-        f"is {cap:g} with overlap_steps {overlap}: an island misses most merges if its fragments travel for more than "
-    )
-    message += f"{max(0.0, travel_steps):.2g} of a step each way."
+    effect = f"an island misses most merges if its fragments travel for more than {max(0.0, travel_steps):.2g} of a "
+    effect += "step each way."
+    if travel_steps_max(cap, overlap) >= TRAVEL_STEPS_MIN:
+        message = (
+            f"is {sync.grace_margin:g} with overlap_steps {overlap}, a window of {window:.2g} steps at most: {effect}"
+        )
+        yield Problem("synchroniser.grace_margin", message, "Leave it out, or raise it.")
+        return
+    message = f"is {cap:g} with overlap_steps {overlap}: {effect}"
     remedy = f"Set overlap_steps {WIDE_OVERLAP_STEPS} and grace_cap_steps {WIDE_CAP_STEPS}"
     if sync.interval_steps <= WIDE_OVERLAP_STEPS:
         remedy += f", and interval_steps above {WIDE_OVERLAP_STEPS}"
@@ -151,7 +159,7 @@ def _outer(spec: JobSpec) -> Iterator[Problem]:
         remedy = "Leave it out, or set it to about what a parameter moves in interval_steps, such as 0.005."
         yield Problem("synchroniser.outer_optimizer.lr", message, remedy)
     is_heavy = outer.kind == "nesterov" and outer.momentum >= HEAVY_MOMENTUM and outer.lr >= HEAVY_LR
-    if is_heavy and spec.island_count > 1 and rounds <= ROUNDS_MEASURED and spec.trainer.is_built_in:
+    if is_heavy and spec.island_count > 1 and rounds <= ROUNDS_MEASURED and spec.trainer.reads_text:
         message = (
             f"is {outer.momentum:g} with lr {outer.lr:g}, and {_merged(rounds)}. With this much momentum, jobs of up "
         )
@@ -214,7 +222,7 @@ def _thin(line: Line, demand: Demand, settings: SyncSettings, where: str) -> Ite
     if changes := ", ".join(f"{name} {value}" for name, value in better.changes(settings).items()):
         yield Problem("synchroniser.wire", message, f"Set {changes}, or use a faster line.")
     else:
-        needed = f"{better.needed_bits_per_second / 1e6:,.0f} Mbit/s"
+        needed = f"{better.needed_bits_per_second / 1e6:,.3g} Mbit/s"
         yield Problem("synchroniser.wire", message, f"Use a smaller model, or a line of {needed}.")
 
 

@@ -136,15 +136,15 @@ class Allowed:
         return Path(str(real))
 
     def _link_that_leaves(self, roots: Sequence[Root]) -> str:
-        """Return which link in the path leads outside the roots, without revealing more than the link's own text."""
+        """Return which link in the path leads outside the roots, and where to, revealing no more than the links' own texts.
+
+        A link within the roots may be a link to another one: the first text that is outside is where the path leads.
+        """
         path = Path("/")
         for part in self.place.parts:
-            path /= part
-            if not path.is_symlink():
-                continue
-            led_to = Place(LOCAL, Path(os.path.realpath(path)).parts[1:])
-            if not any(led_to.below(root.place) for root in roots):
-                return f"{shown(str(path))} is a link to {shown(os.readlink(path))}, outside the allowed folders"
+            within, path = _is_below(path, roots), path / part
+            if within and path.is_symlink() and not _is_below(path, roots):
+                return f"{shown(str(path))} is a link to {_leads(path, roots)}, outside the allowed folders"
         return ""
 
     def _refuse_outside(self, place: Place, roots: Sequence[Root], private: Sequence[Place]) -> None:
@@ -441,6 +441,29 @@ def _web_bytes(store: Any, url: str) -> int:
     if size is None:
         raise OSError(errno.EIO, "the server does not say the file's size")
     return int(size)
+
+
+LINKS_MAX, LINKS_SHOWN_MAX = 40, 3
+"""Linux follows as many links in one path, and a message shows as many."""
+
+
+def _is_below(path: Path, roots: Sequence[Root]) -> bool:
+    """Return whether the path is below one of these real roots once its links are resolved."""
+    real = Place(LOCAL, Path(os.path.realpath(path)).parts[1:])
+    return any(real.below(root.place) for root in roots)
+
+
+def _leads(link: Path, roots: Sequence[Root]) -> str:
+    """Return for a message where the link leads, by its text, and further as long as that is a link below the roots."""
+    places = list[str]()
+    while len(places) < LINKS_MAX:
+        link = Path(os.path.normpath(os.path.join(os.path.realpath(link.parent), os.readlink(link))))
+        places.append(shown(str(link)))
+        if not _is_below(link.parent, roots) or not link.is_symlink():
+            break
+    if len(places) > LINKS_SHOWN_MAX:
+        places = [f"{places[0]}, and over {len(places) - 2} more links to {places[-1]}"]
+    return ", a link to ".join(places)
 
 
 def open_folder(real: Path, parts: Sequence[str] = (), *, create: bool = False) -> int:

@@ -9,7 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from api import cli
 from tests import forked
 from tests.api.installation import ROOT, Installation, environment, interruptible
 from tests.waiting import PATIENCE_S, wait_until
@@ -231,3 +233,15 @@ def test_a_shell_completes_the_names_that_the_service_knows(warm: Installation) 
     assert completed("chaos", "run", *home, job, "a") == ["attrition"]
     warm.atoll("down")
     assert completed("kill", *home, "") == ["latest"]
+
+
+@pytest.mark.parametrize("width", ["40", "80"])
+def test_help_cuts_no_name_and_no_value(width: str) -> None:
+    """`--retention-failed-days` was `--retention-failed-da…` at 80 columns."""
+    cut = []
+    for command in sorted(cli.app.registered_commands, key=lambda command: str(command.callback)):
+        name = command.name or str(getattr(command.callback, "__name__", "")).strip("_").replace("_", "-")
+        result = CliRunner().invoke(cli.app, [name, "--help"], env={"COLUMNS": width})
+        assert "Usage: " in result.output, name
+        cut += [f"{name}: {line}" for line in result.output.splitlines() if "…" in line]
+    assert cut == []

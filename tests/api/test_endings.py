@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,12 @@ import pytest
 from api.jobs.overseer import Overseer
 from api.jobs.service import Service
 from api.metrics.exposition import state_of
+from api.run.explanations import with_end
 from api.schemas import JobState
 from api.storage.store import Store
+from orchestrator.accounting.diagnosis import Cause, Diagnosis, Finding
 from orchestrator.core import commands
-from orchestrator.errors import Conflict, NotFound
+from orchestrator.errors import TRY_OUTSIDE, Conflict, NotFound
 from orchestrator.status import StatusDocument
 from tests.api.clockwork import Clockwork
 from tests.api.installation import Installation
@@ -111,3 +114,25 @@ def test_a_job_that_died_before_its_report_was_written_is_made_to_write_it(
     control.written = True
     wait_until(lambda: service.job(job).state.final)
     assert service.report(job)["job_id"] == job
+
+
+@pytest.mark.parametrize(
+    ("state", "reason", "cause"),
+    [
+        ("failed", f"trainer 'a:b' raises KeyError: 'width'. {TRY_OUTSIDE}", Cause.CODE),
+        ("failed", "the evaluator's process died 2 times as it built the model.", Cause.OTHER),
+        ("cancelled", "a user asked for it", Cause.STARTING),
+    ],
+)
+def test_an_end_that_the_tape_lacks_is_in_the_diagnosis(state: str, reason: str, cause: Cause) -> None:
+    """The evaluator's errors end a job without a record: it was diagnosed as running, and its start was blamed."""
+    starting = Finding(Cause.STARTING, "", 4.0, 1.0, "islands were placed", Cause.STARTING.remedy, (2,))
+    so_far = Diagnosis(None, "", 0.0, starting, (), (), {})
+    ended = with_end(so_far, state, reason)
+    assert (ended.outcome, ended.reason) == (state, reason)
+    assert ended.cause is not None
+    assert ended.cause.cause is cause
+    assert (reason in ended.cause.statement) == (state == "failed")
+    assert starting in (ended.cause, *ended.others)
+    on_tape = replace(so_far, outcome="failed", reason="as on the tape")
+    assert with_end(on_tape, state, reason) is on_tape

@@ -71,6 +71,22 @@ def test_ids_and_numbers_of_jobs_are_never_cut(
         assert PLACE in line
 
 
+@pytest.mark.parametrize("term", ["dumb", "unknown", "vt100"])
+def test_a_terminal_of_which_rich_knows_nothing_gets_whole_lines_too(
+    term: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TERM", term)
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setattr(Screen, "is_terminal", True)
+    screen = Screen()
+    before = screen.width
+    screen.file = io.StringIO()
+    screen.print(command._table([job(1)], False))
+    assert all(fact in screen.file.getvalue() for fact in FACTS)
+    assert "submitted" in screen.file.getvalue()
+    assert screen.width == before, "what follows is wrapped as before"
+
+
 def test_a_long_reason_leaves_a_wide_table_readable_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     text = drawn(command._table([job(1)], True), width=240, terminal=True, wide=True, monkeypatch=monkeypatch)
     lines = Text.from_ansi(text).plain.splitlines()

@@ -152,7 +152,10 @@ def test_reports_are_served_when_the_job_has_ended(http: httpx.Client, service: 
     page = http.get(f"/v1/jobs/{ended}/report.html")
     assert page.headers["content-type"].startswith("text/html")
     (service.runs / ended / "report.html").unlink()
-    problem(http.get(f"/v1/jobs/{ended}/report.html"), 404)
+    missing = problem(http.get(f"/v1/jobs/{ended}/report.html"), 404)
+    reason = http.get(f"/v1/jobs/{ended}").json()["reason"]
+    assert reason
+    assert missing["detail"].endswith(f"left no report.html. It ended: {reason.rstrip('.')}.")
 
 
 @pytest.mark.parametrize(

@@ -268,6 +268,40 @@ def test_a_data_file_behind_a_link_that_leads_out_is_refused_and_the_answer_does
         assert str(refused.value).replace(said, "") == there
 
 
+def test_a_refusal_follows_links_within_the_root_to_the_text_that_leads_out_and_reads_none_beyond(
+    beside: tuple[Path, AllowedRoots],
+) -> None:
+    root, roots = beside
+    (root.parent / "secret" / "onward").symlink_to("/nobody/may/know")
+    (root / "second").symlink_to("../secret")
+    (root / "first").symlink_to("second")
+    (root / "through").symlink_to("first/onward")
+    (root / "up").symlink_to("..")
+    for number in range(20):
+        (root / f"chain-{number}").symlink_to(f"chain-{number - 1}" if number else "/nowhere/else")
+    for name, leads in (
+        ("first/token", f"'{root}/first' is a link to '{root}/second', a link to '{root.parent}/secret', outside"),
+        ("up/secret/token", f"'{root}/up' is a link to '{root.parent}', outside"),
+        (
+            "chain-19/x",
+            f"'{root}/chain-19' is a link to '{root}/chain-18', and over 18 more links to '/nowhere/else', outside",
+        ),
+        ("through", f"'{root}/through' is a link to '{root}/first/onward', outside"),
+    ):
+        with pytest.raises(OutsideRoots) as refused:
+            open_data(roots, f"{root}/{name}")
+        assert f"({leads} the allowed folders)" in str(refused.value)
+        assert "nobody" not in str(refused.value)
+
+
+def test_a_link_above_the_root_is_not_the_one_that_leads_out(beside: tuple[Path, AllowedRoots]) -> None:
+    root, _ = beside
+    above = root.parent / "above"
+    above.symlink_to(root.parent, target_is_directory=True)
+    with pytest.raises(OutsideRoots, match=f"'{above}/root/link' is a link to '{root.parent}/secret/token'"):
+        open_data(AllowedRoots.only(above / "root"), f"{above}/root/link")
+
+
 def test_a_refused_path_is_shown_in_its_own_script_and_without_what_moves_a_cursor() -> None:
     assert "'/данные/été/東京.txt' is not an allowed place" in outside(AllowedRoots(), "/данные/été/東京.txt")
     assert "\x1b" not in outside(AllowedRoots(), "/a\x1b[31m/b")

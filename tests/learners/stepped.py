@@ -22,7 +22,7 @@ class SteppedTrainer(synthetic.SyntheticTrainer):
     def __init__(self, spec, shard_index: int = 0) -> None:
         super().__init__(spec, shard_index)
         self.permits, self.at_gate = threading.Semaphore(0), threading.Semaphore(0)
-        self.fails = False
+        self.fails: BaseException | None = None
         self.schedule: list[int] = []
         self.lr_ratios: list[float] = []
 
@@ -31,8 +31,8 @@ class SteppedTrainer(synthetic.SyntheticTrainer):
         self.lr_ratios.append(lr_ratio)
         self.at_gate.release()
         self.permits.acquire()
-        if self.fails:
-            raise FloatingPointError("the loss is not a number")
+        if self.fails is not None:
+            raise self.fails
         return super().step(schedule_step)
 
 

@@ -57,15 +57,20 @@ def test_a_later_request_takes_the_place_of_one_that_waits_and_an_answer_is_give
     assert evaluated(island.outbox.take(0)) == [report]
 
 
-def test_an_evaluation_that_fails_stops_no_training(island):
+class Stop(KeyboardInterrupt):
+    pass
+
+
+@pytest.mark.parametrize("error", [MemoryError("no room"), SystemExit("no room"), Stop("no room")])
+def test_an_evaluation_that_fails_stops_no_training(island, error):
     def fail(*_: object) -> HeldOutLoss:
-        raise MemoryError("no room")
+        raise error
 
     island.trainer.evaluate = fail
     island.start()
     island.loop.request_evaluation(request(0, 0, 0))
     letters = island.steps(3)
-    assert evaluated(letters) == [NotEvaluated(0, "MemoryError: no room")]
+    assert evaluated(letters) == [NotEvaluated(0, f"{type(error).__name__}: no room")]
     assert letters[-1].steps_total > 1
 
 

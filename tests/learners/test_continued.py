@@ -115,6 +115,33 @@ def test_a_model_that_sees_has_its_special_tokens_above_those_of_its_language_mo
     assert found["max_position_embeddings"] == 32_768
 
 
+@pytest.mark.parametrize("kind", ["gemma3", "gemma3_text"])
+def test_special_tokens_that_a_checkpoint_leaves_to_its_type_are_left_to_it(tmp_path: Path, kind: str) -> None:
+    """As in Gemma 3: a null would replace the type's own bos 2 and pad 0."""
+    model = tmp_path / "model"
+    model.mkdir()
+    path = FAMILIES["gemma 3, instructed"].write(model)
+    text = {"model_type": "gemma3_text", "max_position_embeddings": 32_768}
+    document = text if kind == "gemma3_text" else {"model_type": kind, "text_config": text}
+    tokenizer = json.loads((model / "tokenizer_config.json").read_text()) | {"add_bos_token": False}
+    kept = folder_of(model, document | {"eos_token_id": [1, 5]}, tokenizer_config=tokenizer)
+    found, _, _ = exported(tmp_path, GEMMA, kept, path)
+    assert found["eos_token_id"] == [1, 5]
+    assert not {"bos_token_id", "pad_token_id"} & found.keys()
+    kept = folder_of(model, document | {"bos_token_id": None, "pad_token_id": 0}, tokenizer_config=tokenizer)
+    found, _, _ = exported(tmp_path, GEMMA, kept, path)
+    assert (found["bos_token_id"], found["pad_token_id"]) == (None, 0)
+
+
+def test_an_end_of_generation_that_is_token_0_is_kept(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    path = FAMILIES["qwen 3, instructed"].write(model)
+    kept = folder_of(model, {"model_type": "llama", "eos_token_id": 2}, generation_config={"eos_token_id": 0})
+    _, out, _ = exported(tmp_path, LLAMA, kept, path, separator=1)
+    assert json.loads((out / "generation_config.json").read_text())["eos_token_id"] == [0, 1]
+
+
 def test_longer_sequences_than_the_checkpoint_s_are_the_new_length(tmp_path: Path) -> None:
     kept = folder_of(tmp_path / "model", {"model_type": "llama", "max_position_embeddings": 4_096})
     found, _, _ = exported(tmp_path, LLAMA, kept, sequence_length=16_384)

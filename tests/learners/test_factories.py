@@ -6,17 +6,21 @@ The trainer of docs/how-to-change/trainer.md keeps the contract, word for word a
 from __future__ import annotations
 
 import sys
+import traceback
+from asyncio import CancelledError
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
 
+from learners import factories
 from learners.contract import Trainer
 from learners.factories import called, trainer_of
 from learners.island_spec import IslandSpec
 from learners.synthetic import SyntheticTrainer
-from orchestrator.errors import ConfigurationError, InvalidJobSpec
+from orchestrator.errors import ConfigurationError, InfrastructureError, InvalidJobSpec
 from orchestrator.specification.config import parse_job
 from tests.documents import DOCS, blocks
 from tests.ray import broken
@@ -54,20 +58,83 @@ def test_what_the_system_refuses_to_a_trainer_may_be_granted_at_the_next_start(
         raise OSError(28, "No space left on device")
 
     vars(package)["full"] = full
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(
+        InfrastructureError, match=r"^trainer 'mine:full' raises OSError: .* No space left on device\. Try"
+    ):
         trainer_of(IslandSpec.of({**make_job(), "trainer": "mine:full"}), 0, 1)
 
 
+def test_a_trainer_that_lacks_memory_may_have_it_at_the_next_start(make_job: Any, package: ModuleType) -> None:
+    vars(package)["large"] = raiser(MemoryError())
+    with pytest.raises(InfrastructureError, match=r"^trainer 'mine:large' raises MemoryError\. Give"):
+        trainer_of(IslandSpec.of({**make_job(), "trainer": "mine:large"}), 0, 1)
+
+
+class Stop(KeyboardInterrupt):
+    """As a package raises whose own loop is to end."""
+
+
+class Alone(BaseException):
+    pass
+
+
+NO_EXCEPTIONS = [
+    Stop("enough"),
+    Alone("enough"),
+    GeneratorExit("enough"),
+    CancelledError("enough"),
+    SystemExit("enough"),
+]
+
+
+def raiser(error: BaseException) -> Callable[..., Any]:
+    def raises(*_: Any, **__: Any) -> Any:
+        raise error
+
+    return raises
+
+
+@pytest.mark.parametrize("error", NO_EXCEPTIONS, ids=lambda error: type(error).__name__)
+def test_what_is_no_exception_is_an_error_of_the_function_as_well(package: ModuleType, error: BaseException) -> None:
+    vars(package)["ends"] = raiser(error)
+    with pytest.raises(
+        ConfigurationError, match=f"^model.factory 'mine:ends' raises {type(error).__name__}: enough. Try"
+    ):
+        called("model.factory", "mine:ends")
+
+
+def test_ctrl_c_is_no_error_of_the_function(package: ModuleType) -> None:
+    vars(package)["interrupted"] = raiser(KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        called("model.factory", "mine:interrupted")
+
+
+@pytest.mark.parametrize("error", NO_EXCEPTIONS, ids=lambda error: type(error).__name__)
+def test_a_module_that_cannot_be_imported_may_raise_anything(
+    monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    monkeypatch.setattr(factories.importlib, "import_module", raiser(error))
+    with pytest.raises(ConfigurationError, match=f"cannot be imported .{type(error).__name__}: enough"):
+        called("model.factory", "mine:create")
+
+
 @pytest.mark.parametrize("method", ["tensor_shapes", "initial_parameters", "unigram_loss", "evaluate"])
-def test_a_trainer_that_exits_while_the_evaluator_asks_it_does_not_end_its_process(
-    make_job: Any, package: ModuleType, monkeypatch: pytest.MonkeyPatch, method: str
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        *((error, f"{type(error).__name__}: enough") for error in (*NO_EXCEPTIONS, KeyboardInterrupt("enough"))),
+        (ValueError("no file \udcff"), "ValueError: no file \ufffd"),
+        (ConfigurationError(detail="enough"), "enough"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_an_error_of_the_trainer_that_the_evaluator_asks_reaches_the_other_process(
+    make_job: Any, package: ModuleType, monkeypatch: pytest.MonkeyPatch, method: str, error: BaseException, told: str
 ) -> None:
     from learners import evaluator  # imports Ray, which reads its environment then
 
-    def exits(*_: Any) -> None:
-        sys.exit("enough")
-
-    vars(package)["create"] = lambda spec, *_: type("Mine", (SyntheticTrainer,), {method: exits})(spec, 0)
+    error.__cause__ = ValueError("\udcff")
+    vars(package)["create"] = lambda spec, *_: type("Mine", (SyntheticTrainer,), {method: raiser(error)})(spec, 0)
     monkeypatch.setattr(evaluator.logbook, "keep", lambda book: None)  # this process has a standard output of its own
     measuring: Any = evaluator.Evaluator({**make_job(), "trainer": "mine:create"}, {}, None, 0)  # type: ignore[arg-type]
     asked = {
@@ -76,8 +143,11 @@ def test_a_trainer_that_exits_while_the_evaluator_asks_it_does_not_end_its_proce
         "unigram_loss": measuring.unigram_loss,
         "evaluate": lambda: measuring.evaluate(1, None),
     }
-    with pytest.raises(ConfigurationError, match=f"^{method} of the trainer 'mine:create' raises SystemExit: enough"):
+    with pytest.raises(ConfigurationError) as raised:
         asked[method]()
+    subject = "" if isinstance(error, ConfigurationError) else f"{method} of the trainer 'mine:create' raises "
+    assert str(raised.value).startswith(subject + told)
+    "".join(traceback.format_exception(raised.value)).encode()  # as Ray sends it
 
 
 def test_settings_of_the_specification_reach_a_factory_and_belong_to_it(make_job: Any, package: ModuleType) -> None:

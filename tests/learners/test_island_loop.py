@@ -226,11 +226,18 @@ def test_misuse_by_the_service_fails_loudly(new_island):
         island.loop.load(island.trainer.initial_parameters(), (0, 0), 0, 0)
 
 
-def test_a_failing_trainer_is_reported_as_broken(new_island):
+class Stop(KeyboardInterrupt):
+    pass
+
+
+@pytest.mark.parametrize(
+    "error", [FloatingPointError("enough"), SystemExit("enough"), Stop("enough"), GeneratorExit("enough")]
+)
+def test_a_failing_trainer_is_reported_as_broken(new_island, error):
     island = new_island().start()
-    island.trainer.fails = True
+    island.trainer.fails = error
     island.trainer.permits.release()
-    assert island.letters_until(Broken)[-1] == Broken("FloatingPointError: the loss is not a number (at step 0)")
+    assert island.letters_until(Broken)[-1] == Broken(f"{type(error).__name__}: enough (at step 0)")
 
 
 def test_the_real_trainer_trains_offers_adopts_and_flushes_under_the_loop(make_job):

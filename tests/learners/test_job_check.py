@@ -58,6 +58,17 @@ def test_a_model_and_a_text_that_are_wrong_are_told_together(
     assert (result["model"], result["data"]) == (None, None)
 
 
+def test_lack_of_memory_is_told_with_a_remedy_and_one_full_stop(
+    make_job: Any, package: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    def lacks(spec: Any) -> None:
+        raise MemoryError
+
+    message = told(factory(make_job, lacks, package))["the job"]
+    assert "'mine:build' raises MemoryError. Give its machine more memory" in message
+    assert ".." not in message
+
+
 def explodes(parameters: Any, tokens: Any) -> Any:
     raise IndexError("layer 7")
 

@@ -281,16 +281,16 @@ def document_of(
 ) -> dict[str, Any]:
     """Return ``config.json`` of this decoder, for texts of ``length`` tokens.
 
-    ``ids`` are special tokens, such as ``eos_token_id``. ``origin`` is the text document of the checkpoint that was
-    continued: fields on which no tensor depends are kept (``KEPT``), and its context length, if that is longer. Raises
-    UnfitWeights if no type matches the decoder.
+    ``ids`` are special tokens, such as ``eos_token_id``; None: there are none. ``origin`` is the text document of the
+    checkpoint that was continued: fields on which no tensor depends are kept (``KEPT``), and its context length, if that
+    is longer. Raises UnfitWeights if no type matches the decoder.
     """
     kind = _type_of(decoder, origin)
     length = max(length, LENGTH_MIN if origin is None else context_length(origin))
     document: dict[str, Any] = {
         "architectures": [TYPES[kind]],
         # types have numbers of their own where nothing is said
-        **{name: (ids or {}).get(name) for name in IDS},
+        **(dict.fromkeys(IDS) if ids is None else ids),
         "head_dim": decoder.head_size,
         "hidden_size": decoder.width,
         "intermediate_size": decoder.hidden_size or 4 * decoder.width,

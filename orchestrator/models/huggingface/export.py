@@ -215,7 +215,10 @@ def _values(own: Base, sources: Mapping[str, Sources], names: Iterable[str]) -> 
 
 @dataclass(frozen=True, slots=True)
 class SpecialTokens:
-    """Special tokens for an export. ``ids`` are for config.json; ``files`` are the tokenizer's files, by name."""
+    """Special tokens for an export. ``ids`` are for config.json, which says nothing of those that are not among them.
+
+    ``files`` are the tokenizer's files, by name.
+    """
 
     ids: Mapping[str, Any]
     files: Mapping[str, bytes]
@@ -230,7 +233,7 @@ def special_tokens_of(
     section.
     """
     end, begin = end_of_text_of(file, data["separator"]), begin_of_text_of(file, data.get("begin_token"))
-    ids: dict[str, Any] = {"eos_token_id": end, "bos_token_id": begin}
+    ids: dict[str, Any] = {**dict.fromkeys(IDS), "eos_token_id": end, "bos_token_id": begin}
     files = files_of(file, end, begin) if file is not None or data["tokenizer"] == BYTES else {}
     if origin is None:
         return SpecialTokens(ids, files), []
@@ -241,7 +244,11 @@ def special_tokens_of(
                 f"The job's tokenizer differs from that of {origin.folder}, so {', '.join(dropped)} are left out."
             )
         return SpecialTokens(ids, files), notes
-    ids |= {name: origin.config[name] for name in IDS if origin.config.get(name) is not None}
+    for name in IDS:
+        if (stated := origin.config.get(name)) is not None:
+            ids[name] = stated
+        elif ids[name] is None and name not in origin.config:
+            del ids[name]  # its type's own applies, as it does in the checkpoint
     if file is not None:
         files |= {name: origin.files[name].encode() for name in OF_THE_TOKENIZER if name in origin.files}
         if file.is_sentencepiece and TOKENIZER_CONFIG in origin.files:
@@ -249,7 +256,8 @@ def special_tokens_of(
                 {**origin.mapping(TOKENIZER_CONFIG), "tokenizer_class": SENTENCEPIECE_CLASS}
             )
     generation = origin.mapping(GENERATION)
-    ends = generation.get("eos_token_id") or ids["eos_token_id"]
+    ends = generation.get("eos_token_id")
+    ends = ids.get("eos_token_id") if ends is None else ends
     ends = [*ends] if isinstance(ends, list) else [ends]
     if end is not None and end not in ends:
         generation["eos_token_id"] = [*(each for each in ends if each is not None), end]
