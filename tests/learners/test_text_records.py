@@ -6,6 +6,7 @@ import gzip
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -351,6 +352,56 @@ def test_a_dictionary_of_conversations_is_never_expanded(tmp_path) -> None:
         pa.set_memory_pool(before)
     assert list(one.unreadable.reasons.values()) == ["it has more than 64 MiB of text"]
     assert peak < 200 << 20, f"{peak >> 20} MiB at once"
+
+
+@pytest.mark.parametrize("version", ["1.0", "2.0"])
+def test_values_that_repeat_the_one_before_are_read_a_few_at_a_time(tmp_path, version) -> None:
+    """A file of 600 bytes had 256 rows of any length in memory at once."""
+    options = {"column_encoding": {"text": "DELTA_BYTE_ARRAY"}, "use_dictionary": False, "data_page_size": 1 << 30}
+    table = pa.table({"text": ["x" * (8 << 20)] * 60})
+    options |= {"compression": "zstd", "data_page_version": version}
+    pyarrow.parquet.write_table(table, tmp_path / "a.parquet", **options)
+    assert (tmp_path / "a.parquet").stat().st_size < 10_000
+    del table
+    texts, peak = reading(
+        lambda: Reader(EVERYTHING, "text", Unreadable(0)).documents(str(tmp_path / "a.parquet"), 0, 1)
+    )
+    assert sum(map(len, texts)) == documents.PIECE_TEXT_MAX
+    assert peak < 200 << 20, f"{peak >> 20} MiB at once"
+
+
+def test_lists_of_values_that_repeat_the_one_before_are_refused_by_name(tmp_path) -> None:
+    turns = [{"role": "user", "content": "x" * 99}, {"role": "assistant", "content": "x" * 99}]
+    encoding = dict.fromkeys(("messages.list.element.role", "messages.list.element.content"), "DELTA_BYTE_ARRAY")
+    table = pa.table({"messages": [turns]})
+    pyarrow.parquet.write_table(table, tmp_path / "a.parquet", use_dictionary=False, column_encoding=encoding)
+    with pytest.raises(
+        UnreadableData, match=r"lists in the encoding DELTA_BYTE_ARRAY.*Write the file again with another"
+    ):
+        Reader(EVERYTHING, CONVERSATION, Unreadable(0)).documents(str(tmp_path / "a.parquet"), 0, 1)
+
+
+def test_a_run_of_messages_that_takes_a_few_bytes_is_refused_by_name(tmp_path) -> None:
+    for count, problem in (
+        (1 << 21, r"2,097,152 values in \d+ bytes.*long runs of one value"),
+        (1 << 20, "64 MiB of text"),
+    ):
+        nothing = pa.StructArray.from_arrays([pa.nulls(count, pa.string())] * 2, ["role", "content"])
+        column = pa.ListArray.from_arrays(pa.array([0, count], pa.int32()), nothing)
+        pyarrow.parquet.write_table(pa.table({"messages": column}), tmp_path / "a.parquet", compression="zstd")
+        assert (tmp_path / "a.parquet").stat().st_size < 10_000
+        with pytest.raises(UnreadableData, match=problem):
+            Reader(EVERYTHING, CONVERSATION, Unreadable(0)).documents(str(tmp_path / "a.parquet"), 0, 1)
+
+
+def reading(read: Callable[[], Any]) -> tuple[Any, int]:
+    """What ``read`` returns, and the most bytes that Arrow held meanwhile."""
+    pool, before = pa.system_memory_pool(), pa.default_memory_pool()
+    pa.set_memory_pool(pool)
+    try:
+        return read(), pool.max_memory()
+    finally:
+        pa.set_memory_pool(before)
 
 
 def test_a_page_beyond_the_budget_is_refused_by_name_before_it_is_decompressed(tmp_path, monkeypatch) -> None:
