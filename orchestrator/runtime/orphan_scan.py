@@ -22,7 +22,7 @@ import psutil
 
 from orchestrator.errors import DataError
 from orchestrator.runtime import processes
-from orchestrator.runtime.clusterfile import ClusterFile
+from orchestrator.runtime.clusterfile import ClusterFile, state_of
 from orchestrator.runtime.settings import CLUSTER_MARKER, TOKEN_VARIABLE
 from orchestrator.system.marks import HOME_MARKER, is_foreign, is_of_this_system, of_home, path_in, place_in, place_of
 
@@ -88,8 +88,7 @@ def _is_away(mark: str) -> bool:
     try:
         if str(parent.stat().st_dev) != place.partition(":")[0]:
             return True
-        with os.scandir(parent) as beside:
-            return any(entry.is_dir() and place_of(Path(entry.path)) == place for entry in beside)
+        return any(os.path.isdir(state_of(folder)) and place_of(folder) == place for folder in parent.iterdir())
     except OSError:
         return True
 

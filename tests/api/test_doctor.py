@@ -140,6 +140,7 @@ def test_processes_whose_home_was_moved_are_not_orphans(begin_marked: Callable[.
     """As after ``mv``: its cluster runs on, and has its files open there."""
     home, other = tmp_path / "parent" / "home", tmp_path / "other"
     (home / "cluster").mkdir(parents=True)
+    (home.parent / "no home").mkdir()
     mark = {HOME_MARKER: mark_of(home)}
     pid = begin_marked(first=f"kept = open({str(home / 'cluster' / 'log')!r}, 'w')", more=mark)
     idle = begin_marked(more=mark)
@@ -160,8 +161,9 @@ set -e
 mount -t tmpfs none {tmp_path}/disk
 mkdir -p {tmp_path}/disk/home/cluster
 touch {tmp_path}/disk/home/cluster/token
-ATOLL_CLUSTER=some-cluster RAY_AUTH_TOKEN_PATH={tmp_path}/disk/home/cluster/token \
-    ATOLL_CLUSTER_HOME=$(stat -c %d:%i {tmp_path}/disk/home):{tmp_path}/disk/home sleep 600 >/dev/null &
+export ATOLL_CLUSTER=some-cluster RAY_AUTH_TOKEN_PATH={tmp_path}/disk/home/cluster/token
+export ATOLL_CLUSTER_HOME=$(stat -c %d:%i {tmp_path}/disk/home):{tmp_path}/disk/home
+sleep 600 >/dev/null &
 pid=$!
 umount {tmp_path}/disk
 {sys.executable} -m orchestrator.runtime.orphan_scan --home {tmp_path}/other
