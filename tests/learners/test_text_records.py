@@ -27,7 +27,7 @@ from orchestrator.core.vocabulary import NO_FLAWS, DataFlaws, SourceFlaws
 from orchestrator.errors import ConfigurationError, UnreadableData
 from orchestrator.specification.training_sections import DataSection
 from orchestrator.system.roots import EVERYTHING
-from orchestrator.text import parquet_rows
+from orchestrator.text import parquet_rows, text_records
 from orchestrator.text.text_records import CONVERSATION, PREFERENCE, NotText, text_of
 
 GOOD = [f"été {number}".encode() for number in range(9)]
@@ -297,6 +297,22 @@ def test_every_piece_of_a_line_that_is_too_long_says_so_with_the_limit_and_a_rem
         assert [patient.documents(str(tmp_path / name), number, 9) for number in range(9)] == [[]] * 9
         section = DataSection(files=[str(tmp_path / name)], text_field="text")
         assert list(corpus.file_documents(section, EVERYTHING)) == [b"word " * 500_000]
+
+
+def test_a_long_line_of_many_values_is_refused_before_they_are_made(tmp_path, monkeypatch) -> None:
+    """Two gigabytes of ``[],`` are two megabytes when compressed, and would be forty gigabytes in memory."""
+    monkeypatch.setattr(text_records, "LONG_LINE_BYTES", 1 << 16)
+    monkeypatch.setattr(text_records, "VALUES_MAX", 10_000)
+    prose = json.dumps({"text": 'a "list": [1, 2], \\' * 10_000})
+    (tmp_path / "a.jsonl").write_text(prose + "\n")
+    for values in ("[]", '"a"', "{}", "[0]", "1"):
+        with gzip.open(tmp_path / "b.jsonl.gz", "wt") as file:
+            file.write(f'{{"text": "words", "more": [{", ".join([values] * 30_000)}]}}\n')
+        many = DataSection(files=[str(tmp_path / "b.jsonl.gz")], text_field="text")
+        with pytest.raises(UnreadableData, match="has more than 10,000 values, which need too much memory"):
+            list(corpus.file_documents(many, EVERYTHING))
+    section = DataSection(files=[str(tmp_path / "a.jsonl")], text_field="text")
+    assert list(corpus.file_documents(section, EVERYTHING)) == [json.loads(prose)["text"].encode()]
 
 
 def test_text_beyond_what_an_island_can_hold_is_refused_before_it_is_held(tmp_path, monkeypatch) -> None:
