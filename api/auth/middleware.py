@@ -31,10 +31,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from api.auth.permissions import READS, TOKEN_REMEDY, Principal, bearer, refuse_role, required_role
 from api.auth.tokens import AccessStore, AuditRow, FailureLimit, Tokens
 from api.http import problems
+from api.http.connections import network_of
 from api.http.pools import AUTHENTICATION, STRANGERS
 from orchestrator.errors import AtollError, Forbidden, InfrastructureError, TooManyFailures, Unauthenticated
 
 PATH_CHARACTERS_MAX = 500
+LINES_MAX, LINE_CHARACTERS_MAX = 100, 120
+"""How many invalid tokens the log names at once, and then each minute, and what of their paths: addresses and long requests
+cost an unknown client nothing."""
 
 logger = logging.getLogger(__name__)
 
@@ -57,6 +61,8 @@ class AuthMiddleware:
         self._tokens = tokens
         self._store = store
         self._limit = FailureLimit()
+        self._lines = FailureLimit(LINES_MAX)
+        self._untold = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -99,13 +105,27 @@ class AuthMiddleware:
             self._tokens.principal_of, token, key=request.address
         ):
             return principal
-        wait_s = self._limit.failed(request.address, time.monotonic())
+        now = time.monotonic()
+        wait_s = self._limit.failed(network_of(request.address), now)
         if wait_s:
             detail = f"Too many invalid tokens from {request.address}."
             remedy = f"Wait {wait_s} s, and look for a program on that machine with an old token. {TOKEN_REMEDY}"
             raise TooManyFailures(detail=detail, remedy=remedy, retry_after_s=wait_s)
-        logger.warning("%s %r from %s: invalid token", request.method, request.path, request.address)
+        self._log(request, now)
         raise Unauthenticated(detail="The token is unknown, expired or revoked.", remedy=TOKEN_REMEDY)
+
+    def _log(self, request: RequestHead, now: float) -> None:
+        if self._lines.failed("", now):
+            self._untold += 1
+            return
+        untold, self._untold = self._untold, 0
+        logger.warning(
+            "%s %s from %s: invalid token%s",
+            request.method[:LINE_CHARACTERS_MAX],
+            repr(request.path)[:LINE_CHARACTERS_MAX],
+            request.address,
+            f" ({untold} more were not listed)" if untold else "",
+        )
 
     @asynccontextmanager
     async def _audited(self, request: RequestHead, number: int, send: Send) -> AsyncIterator[Send]:

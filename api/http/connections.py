@@ -361,7 +361,10 @@ def _state(path: Path) -> tuple[int, ...]:
 
 def network_of(address: str) -> str:
     """Return the network that counts as one address: with IPv6 every client has 2**64 addresses."""
-    ip = ip_address(address.partition("%")[0])
+    try:
+        ip = ip_address(address.partition("%")[0])
+    except ValueError:  # a name, as tests have
+        return address
     if not isinstance(ip, IPv6Address):
         return str(ip)
     return str(ip.ipv4_mapped or int(ip) >> 64)

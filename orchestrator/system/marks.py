@@ -23,8 +23,7 @@ BY_UP, BY_HEAD, ELSEWHERE = "atoll up", "atoll head", "elsewhere"
 
 def mark_of(home: Path) -> str:
     """Return the mark of this folder. Raises OSError if it does not exist."""
-    about = home.stat()
-    return f"{about.st_dev}:{about.st_ino}:{home.resolve()}"
+    return f"{place_of(home)}:{home.resolve()}"
 
 
 def is_of(home: Path, mark: str, pid: int | None = None) -> bool:
@@ -36,7 +35,7 @@ def is_of(home: Path, mark: str, pid: int | None = None) -> bool:
     if path != str(home.resolve()):
         return False
     with suppress(OSError):
-        if place == _place(home):
+        if place == place_of(home):
             return True
     return pid is not None and sees_same_folders(pid)
 
@@ -48,7 +47,7 @@ def is_foreign(home: Path, mark: str, pid: int | None = None) -> bool:
     """
     place, _, path = _parts(mark)
     with suppress(OSError):
-        if place == _place(home):
+        if place == place_of(home):
             return False
     return path != str(home.resolve()) or (pid is not None and not sees_same_folders(pid))
 
@@ -56,6 +55,17 @@ def is_foreign(home: Path, mark: str, pid: int | None = None) -> bool:
 def path_in(mark: str) -> Path:
     """Return the path of the home at the time it was marked."""
     return Path(_parts(mark)[2])
+
+
+def place_in(mark: str) -> str:
+    """Return the device and the inode of the home as ``place_of`` has them."""
+    return _parts(mark)[0]
+
+
+def place_of(folder: Path) -> str:
+    """Return what identifies a folder whatever its path is: DEVICE:INODE. Raises OSError if it does not exist."""
+    about = folder.stat()
+    return f"{about.st_dev}:{about.st_ino}"
 
 
 def marked_pids(home: Path) -> list[int]:
@@ -88,11 +98,6 @@ def _parts(mark: str) -> tuple[str, str, str]:
     device, _, rest = mark.partition(":")
     inode, colon, path = rest.partition(":")
     return f"{device}:{inode}", colon, path
-
-
-def _place(home: Path) -> str:
-    about = home.stat()
-    return f"{about.st_dev}:{about.st_ino}"
 
 
 def sees_same_folders(pid: int) -> bool:

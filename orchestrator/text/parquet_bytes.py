@@ -29,6 +29,7 @@ _LOGICAL_OTHERS = {5, 6, 7, 8}
 _DICTIONARY_PAGE = 2
 _VALUES = (5, 7, 8)
 """What a header has of its page: of a data page, of a dictionary's, of a data page of version 2."""
+_ENCODING_IN_V2, _DELTA_BYTE_ARRAY = 4, 7
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +44,15 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """``byte_count`` is that of its values, decompressed. A dictionary's values stand for those of all its pages."""
+    """``byte_count`` is that of its values, decompressed. A dictionary's values stand for those of all its pages.
+
+    ``repeats``: each value may be the one before it and more, which takes few bytes (DELTA_BYTE_ARRAY).
+    """
 
     byte_count: int
     value_count: int
     is_dictionary: bool
+    repeats: bool = False
 
 
 def columns(file: IO[bytes]) -> list[Column]:
@@ -116,7 +121,8 @@ def pages(file: IO[bytes], start: int, length: int) -> Iterator[Page]:
         if not all(isinstance(number, int) and number >= 0 for number in numbers):
             raise ValueError("a page has no size")
         kind, byte_count, stored, value_count = numbers
-        yield Page(byte_count, value_count, kind == _DICTIONARY_PAGE)
+        encoding = values.get(_ENCODING_IN_V2 if _VALUES[2] in header else 2)
+        yield Page(byte_count, value_count, kind == _DICTIONARY_PAGE, encoding == _DELTA_BYTE_ARRAY)
         at += size + stored
 
 

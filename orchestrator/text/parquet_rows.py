@@ -4,6 +4,10 @@ Reading needs one page, decompressed, and one batch of rows. A page's size is re
 and a batch has few rows if they are large. A dictionary stays encoded: its values are taken one by one, because a file of
 two kilobytes may refer to a value of 48 MiB in each of a million rows. Texts are read as bytes and decoded one by one,
 because Parquet does not guarantee that they are UTF-8.
+
+Two other encodings make much of few bytes. In DELTA_BYTE_ARRAY a value may repeat the one before it, so each value of a page
+counts as all bytes of the page. A run of a million equal tokens, or of nulls, takes a few bytes, so each value of a list
+counts as at least ``LISTED_BYTES``.
 """
 
 from __future__ import annotations
@@ -25,6 +29,12 @@ BATCH_BYTES, ROWS = 32 << 20, 256
 """The limits of a batch."""
 RECORD_BYTES_MAX = 64 << 20
 """The limit of the texts in one conversation."""
+LISTED_BYTES = 16
+"""What a value of a list needs at least: itself, its levels, and a copy."""
+VALUE_BYTES = 128
+"""What a value of a conversation needs as Python's object. It counts towards ``RECORD_BYTES_MAX``."""
+RUN_VALUES, VALUES_PER_BYTE_MAX = 1 << 20, 64
+"""The limit of the values in a list's row group, which may all be of one row: so many, or so many per byte."""
 BLOCK_BYTES = 1 << 20
 MAGIC_BYTES = 4
 METADATA_BYTES_MAX = 256 << 20
@@ -126,22 +136,42 @@ class Rows:
     def _batch_rows(self, group: int) -> int:
         """Return how many rows of a group are read at once. Raises TooLarge for a page that needs too much memory."""
         rows = self._parquet.metadata.row_group(group).num_rows
-        return min(self._batch_rows_of(self._chunk(group, column), group, rows) for column in self._columns)
+        return min(self._batch_rows_of(column, group, rows) for column in self._columns)
 
-    def _batch_rows_of(self, chunk: Any, group: int, rows: int) -> int:
-        values_per_row = max(1.0, chunk.num_values / max(1, rows))
-        row_bytes = chunk.total_uncompressed_size / max(1, chunk.num_values)
+    def _batch_rows_of(self, column: int, group: int, rows: int) -> int:
+        chunk, is_listed = self._chunk(group, column), self._parquet.schema.column(column).max_repetition_level > 0
+        least, byte_count, value_count = LISTED_BYTES * is_listed, chunk.total_uncompressed_size, chunk.num_values
+        value_bytes = max(least, byte_count / max(1, value_count))
         if self._look:
+            byte_count = value_count = 0
             start = min(at for at in (chunk.dictionary_page_offset, chunk.data_page_offset) if at is not None)
             for page in parquet_bytes.pages(self._file, start, chunk.total_compressed_size):
-                if page.byte_count > PAGE_BYTES_MAX:
-                    raise TooLarge(
-                        f"row group {group} has a page of {page.byte_count >> 20:,} MiB in {self._field!r}, decompressed; "
-                        f"the maximum is {PAGE_BYTES_MAX >> 20} MiB. Write the file again with fewer rows in a row group"
+                self._refuse_large(group, max(page.byte_count, least * page.value_count))
+                if is_listed and page.repeats:
+                    self._refuse(
+                        group, "lists in the encoding DELTA_BYTE_ARRAY", "Write the file again with another one"
                     )
+                byte_count += page.byte_count
                 if not page.is_dictionary:
-                    row_bytes = max(row_bytes, page.byte_count / max(1, page.value_count))
-        return max(1, min(ROWS, int(BATCH_BYTES / max(1.0, row_bytes * values_per_row))))
+                    value_count += page.value_count
+                    value_bytes = max(value_bytes, page.byte_count / (1 if page.repeats else max(1, page.value_count)))
+        if is_listed and value_count > max(RUN_VALUES, VALUES_PER_BYTE_MAX * byte_count):
+            what = f"{value_count:,} values in {byte_count:,} bytes"
+            self._refuse(group, what, "Write the file again without its long runs of one value")
+        values_per_row = max(1.0, value_count / max(1, rows))
+        return max(1, min(ROWS, int(BATCH_BYTES / max(1.0, value_bytes * values_per_row))))
+
+    def _refuse_large(self, group: int, page_bytes: int) -> None:
+        if page_bytes > PAGE_BYTES_MAX:
+            raise TooLarge(
+                f"row group {group} has a page of {page_bytes >> 20:,} MiB in {self._field!r}, decompressed; the maximum is "
+                f"{PAGE_BYTES_MAX >> 20} MiB. Write the file again with fewer rows in a row group"
+            )
+
+    def _refuse(self, group: int, what: str, remedy: str) -> None:
+        raise TooLarge(
+            f"row group {group} has {what} in {self._field!r}, which may need any amount of memory. {remedy}"
+        )
 
 
 class _Record:
@@ -157,6 +187,7 @@ class _Record:
     def _plain(self, value: Any) -> Any:
         import pyarrow as pa
 
+        self._take(VALUE_BYTES)
         if not value.is_valid:
             return None
         if isinstance(value, pa.StructScalar):
@@ -169,11 +200,14 @@ class _Record:
             return self._plain(value.value)
         if isinstance(value, pa.BinaryScalar):
             text = value.as_buffer()
-            self._left -= text.size
-            if self._left < 0:
-                raise NotText(f"has more than {RECORD_BYTES_MAX >> 20} MiB of text")
+            self._take(text.size)
             return utf8(text.to_pybytes()).decode()
         return value.as_py()
+
+    def _take(self, byte_count: int) -> None:
+        self._left -= byte_count
+        if self._left < 0:
+            raise NotText(f"has more than {RECORD_BYTES_MAX >> 20} MiB of text")
 
 
 def _unfit(schema: Any, field: str, is_tokens: bool) -> str:

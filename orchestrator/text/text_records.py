@@ -7,10 +7,15 @@ lines of a file with these functions, and islands read every record with them, s
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 INT_DIGITS_MAX = 300
+LONG_LINE_BYTES, VALUES_MAX = 16 << 20, 8 << 20
+"""A longer line may have at most so many values: each takes two bytes of the line, and a hundred in memory."""
+_VALUES = re.compile(rb'"(?:[^"\\]+|\\.)*+"|[,\[{]', re.DOTALL)
 NAMES_MAX, NAME_LENGTH_MAX = 8, 40
 """How many fields a message names, and their length."""
 _BOM = "\ufeff"
@@ -222,6 +227,8 @@ def object_of(line: bytes, parse_int: Callable[[str], int | float] = float) -> d
 
     Integers are read as floats unless they are trained on: an id of thousands of digits is no int for Python.
     """
+    if len(line) > LONG_LINE_BYTES and _has_many_values(line):
+        raise NotText(f"has more than {VALUES_MAX:,} values, which need too much memory")
     try:
         value = json.loads(_decoded(line).removeprefix(_BOM), parse_int=parse_int)
     except json.JSONDecodeError as error:
@@ -231,6 +238,14 @@ def object_of(line: bytes, parse_int: Callable[[str], int | float] = float) -> d
     if not isinstance(value, dict):
         raise NotText(f"is {_kind_of(value)}, not a JSON object")
     return value
+
+
+def _has_many_values(line: bytes) -> bool:
+    """Return whether there are too many values in a line of JSON. What is in a text is no value."""
+    if sum(map(line.count, (b",", b"[", b"{"))) <= VALUES_MAX:
+        return False
+    values = (match for match in _VALUES.finditer(line) if not match[0].startswith(b'"'))
+    return next(islice(values, VALUES_MAX, None), None) is not None
 
 
 def _decoded(record: bytes) -> str:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -15,6 +17,7 @@ from fastapi import APIRouter, FastAPI
 from starlette.routing import Route
 
 from api.app import create_app
+from api.auth import middleware
 from api.auth.permissions import Role
 from api.auth.tokens import REMEMBERED_S, AccessStore, FailureLimit, Tokens
 from api.installation.home import Home
@@ -183,6 +186,21 @@ def test_wrong_tokens_are_slowed_down_by_address_and_right_ones_never(world: Wor
     assert world.ask("GET", "/v1/jobs", world.tokens[Role.VIEWER], "192.0.2.1").status_code == 200
     assert world.ask("GET", "/v1/jobs", "guess", "192.0.2.2").status_code == 401
     assert world.ask("GET", "/v1/jobs", "", "192.0.2.1").status_code == 401, "no token is no guess"
+
+
+def test_an_unknown_client_with_many_addresses_has_one_limit_and_does_not_fill_the_log(
+    world: World, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every client of IPv6 has 2**64 addresses, and a path may be longer than everything else in the log."""
+    clock = SimpleNamespace(monotonic=lambda: 0.0, time=time.time)  # a limit lets go with time
+    monkeypatch.setattr(middleware, "time", clock)
+    answers = [world.ask("GET", "/v1/jobs", f"guess-{n}", f"2001:db8::{n + 1:x}") for n in range(12)]
+    assert [answer.status_code for answer in answers] == [401] * 10 + [429] * 2
+    for number in range(150):
+        assert world.ask("GET", "/v1/" + "%01" * 5_000, "guess", f"192.0.2.{number}").status_code == 401
+    lines = [record.getMessage() for record in caplog.records if record.name == "api.auth.middleware"]
+    assert len(lines) == middleware.LINES_MAX
+    assert max(map(len, lines)) < 300
 
 
 def test_the_limit_lets_go_with_time_and_keeps_a_bounded_memory() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -19,7 +20,7 @@ from orchestrator.runtime.clusterfile import ClusterFile
 from orchestrator.runtime.embedded import down
 from orchestrator.runtime.orphan_scan import census
 from orchestrator.runtime.settings import CLUSTER_MARKER, TOKEN_VARIABLE
-from orchestrator.system.marks import HOME_MARKER
+from orchestrator.system.marks import HOME_MARKER, mark_of
 from tests.api.clocks import a_service
 from tests.api.installation import ROOT, environment
 from tests.waiting import PATIENCE_S
@@ -133,6 +134,47 @@ def test_processes_are_of_this_home_of_another_or_of_nobody(begin_marked: Callab
     ClusterFile("some-cluster", "127.0.0.1:1", str(tmp_path), {}).write(home)
     assert census(home)["own"] == [pid]
     assert census(home)["answers"] is False
+
+
+def test_processes_whose_home_was_moved_are_not_orphans(begin_marked: Callable[..., int], tmp_path: Path) -> None:
+    """As after ``mv``: its cluster runs on, and has its files open there."""
+    home, other = tmp_path / "parent" / "home", tmp_path / "other"
+    (home / "cluster").mkdir(parents=True)
+    (home.parent / "no home").mkdir()
+    mark = {HOME_MARKER: mark_of(home)}
+    pid = begin_marked(first=f"kept = open({str(home / 'cluster' / 'log')!r}, 'w')", more=mark)
+    idle = begin_marked(more=mark)
+    home.rename(home.with_name("beside"))
+    assert {pid, idle} <= {*census(other)["elsewhere"]}
+    home.with_name("beside").rename(tmp_path / "far")
+    assert {pid, idle} <= {*census(other)["elsewhere"]}, "one of them has a file open there"
+    shutil.rmtree(tmp_path / "far")
+    assert {pid, idle} <= {*census(other)["orphaned"]}
+
+
+@NEEDS_ROOT
+def test_processes_whose_disk_is_not_mounted_now_are_not_orphans(tmp_path: Path) -> None:
+    """In a mount namespace of its own, with a disk that is unmounted while a process of its home lives."""
+    (tmp_path / "disk").mkdir()
+    script = f"""
+set -e
+mount -t tmpfs none {tmp_path}/disk
+mkdir -p {tmp_path}/disk/home/cluster
+touch {tmp_path}/disk/home/cluster/token
+export ATOLL_CLUSTER=some-cluster RAY_AUTH_TOKEN_PATH={tmp_path}/disk/home/cluster/token
+export ATOLL_CLUSTER_HOME=$(stat -c %d:%i {tmp_path}/disk/home):{tmp_path}/disk/home
+sleep 600 >/dev/null &
+pid=$!
+umount {tmp_path}/disk
+{sys.executable} -m orchestrator.runtime.orphan_scan --home {tmp_path}/other
+kill $pid
+echo $pid
+"""
+    command = ["unshare", "-m", "sh", "-c", script]
+    ran = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=PATIENCE_S)
+    assert ran.returncode == 0, ran.stderr
+    scanned, pid = ran.stdout.splitlines()
+    assert int(pid) in json.loads(scanned)["elsewhere"]
 
 
 @NEEDS_ROOT

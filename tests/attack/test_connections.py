@@ -145,6 +145,9 @@ FLOODS = {
     "open pages": "GET /docs HTTP/1.1\r\nHost: {host}\r\n\r\n",
     "the document": "GET /openapi.json HTTP/1.1\r\nHost: {host}\r\n\r\n",
     "guesses": "GET /v1/jobs HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer atoll_{guess}\r\n\r\n",
+    "long paths": "GET /v1/{long} HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer atoll_{guess}\r\n\r\n",
+    "long heads": "GET /v1/jobs HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer {long}{guess}\r\n\r\n",
+    "readiness": "GET /readyz HTTP/1.1\r\nHost: {host}\r\n\r\n",
     "no token": "POST /v1/tokens HTTP/1.1\r\nHost: {host}\r\nContent-Length: 2\r\n\r\n{{}}",
 }
 ADDRESSES = ("127.0.0.2", "127.0.0.3", "127.0.0.4")
@@ -154,8 +157,11 @@ ADDRESSES = ("127.0.0.2", "127.0.0.3", "127.0.0.4")
     "kind",
     [
         "open pages",
-        "guesses",
-        *(pytest.param(k, marks=pytest.mark.soak("another of its kind")) for k in ("the document", "no token")),
+        "long paths",
+        *(
+            pytest.param(kind, marks=pytest.mark.soak("another of its kind"))
+            for kind in ("the document", "no token", "guesses", "long heads", "readiness")
+        ),
     ],
 )
 def test_strangers_take_no_thread_that_an_admin_needs_and_do_not_fill_the_log(
@@ -168,7 +174,8 @@ def test_strangers_take_no_thread_that_an_admin_needs_and_do_not_fill_the_log(
             wire = Wire(service, ADDRESSES[number % 3])
             stack.callback(wire.close)
             with suppress(OSError):  # a refused one is closed at once
-                wire.send(FLOODS[kind].format(host=wire.host, guess=f"{number:043}") * 30)
+                one = FLOODS[kind].format(host=wire.host, guess=f"{number:043}", long="%01" * 9_000)
+                wire.send(one * (3 if len(one) > 20_000 else 30))
             if number % 3 == 0:
                 wire.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
                 wire.close()

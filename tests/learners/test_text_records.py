@@ -6,6 +6,7 @@ import gzip
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -26,7 +27,7 @@ from orchestrator.core.vocabulary import NO_FLAWS, DataFlaws, SourceFlaws
 from orchestrator.errors import ConfigurationError, UnreadableData
 from orchestrator.specification.training_sections import DataSection
 from orchestrator.system.roots import EVERYTHING
-from orchestrator.text import parquet_rows
+from orchestrator.text import parquet_rows, text_records
 from orchestrator.text.text_records import CONVERSATION, PREFERENCE, NotText, text_of
 
 GOOD = [f"été {number}".encode() for number in range(9)]
@@ -298,6 +299,22 @@ def test_every_piece_of_a_line_that_is_too_long_says_so_with_the_limit_and_a_rem
         assert list(corpus.file_documents(section, EVERYTHING)) == [b"word " * 500_000]
 
 
+def test_a_long_line_of_many_values_is_refused_before_they_are_made(tmp_path, monkeypatch) -> None:
+    """Two gigabytes of ``[],`` are two megabytes when compressed, and would be forty gigabytes in memory."""
+    monkeypatch.setattr(text_records, "LONG_LINE_BYTES", 1 << 16)
+    monkeypatch.setattr(text_records, "VALUES_MAX", 10_000)
+    prose = json.dumps({"text": 'a "list": [1, 2], \\' * 10_000})
+    (tmp_path / "a.jsonl").write_text(prose + "\n")
+    for values in ("[]", '"a"', "{}", "[0]", "1"):
+        with gzip.open(tmp_path / "b.jsonl.gz", "wt") as file:
+            file.write(f'{{"text": "words", "more": [{", ".join([values] * 30_000)}]}}\n')
+        many = DataSection(files=[str(tmp_path / "b.jsonl.gz")], text_field="text")
+        with pytest.raises(UnreadableData, match="has more than 10,000 values, which need too much memory"):
+            list(corpus.file_documents(many, EVERYTHING))
+    section = DataSection(files=[str(tmp_path / "a.jsonl")], text_field="text")
+    assert list(corpus.file_documents(section, EVERYTHING)) == [json.loads(prose)["text"].encode()]
+
+
 def test_text_beyond_what_an_island_can_hold_is_refused_before_it_is_held(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(corpus, "TEXT_BYTES_MAX", 1 << 20)
     (tmp_path / "a.txt.gz").write_bytes(gzip.compress(b"a line of words\n" * 500_000))
@@ -351,6 +368,56 @@ def test_a_dictionary_of_conversations_is_never_expanded(tmp_path) -> None:
         pa.set_memory_pool(before)
     assert list(one.unreadable.reasons.values()) == ["it has more than 64 MiB of text"]
     assert peak < 200 << 20, f"{peak >> 20} MiB at once"
+
+
+@pytest.mark.parametrize("version", ["1.0", "2.0"])
+def test_values_that_repeat_the_one_before_are_read_a_few_at_a_time(tmp_path, version) -> None:
+    """A file of 600 bytes had 256 rows of any length in memory at once."""
+    options = {"column_encoding": {"text": "DELTA_BYTE_ARRAY"}, "use_dictionary": False, "data_page_size": 1 << 30}
+    table = pa.table({"text": ["x" * (8 << 20)] * 60})
+    options |= {"compression": "zstd", "data_page_version": version}
+    pyarrow.parquet.write_table(table, tmp_path / "a.parquet", **options)
+    assert (tmp_path / "a.parquet").stat().st_size < 10_000
+    del table
+    texts, peak = reading(
+        lambda: Reader(EVERYTHING, "text", Unreadable(0)).documents(str(tmp_path / "a.parquet"), 0, 1)
+    )
+    assert sum(map(len, texts)) == documents.PIECE_TEXT_MAX
+    assert peak < 200 << 20, f"{peak >> 20} MiB at once"
+
+
+def test_lists_of_values_that_repeat_the_one_before_are_refused_by_name(tmp_path) -> None:
+    turns = [{"role": "user", "content": "x" * 99}, {"role": "assistant", "content": "x" * 99}]
+    encoding = dict.fromkeys(("messages.list.element.role", "messages.list.element.content"), "DELTA_BYTE_ARRAY")
+    table = pa.table({"messages": [turns]})
+    pyarrow.parquet.write_table(table, tmp_path / "a.parquet", use_dictionary=False, column_encoding=encoding)
+    with pytest.raises(
+        UnreadableData, match=r"lists in the encoding DELTA_BYTE_ARRAY.*Write the file again with another"
+    ):
+        Reader(EVERYTHING, CONVERSATION, Unreadable(0)).documents(str(tmp_path / "a.parquet"), 0, 1)
+
+
+def test_a_run_of_messages_that_takes_a_few_bytes_is_refused_by_name(tmp_path) -> None:
+    for count, problem in (
+        (1 << 21, r"2,097,152 values in \d+ bytes.*long runs of one value"),
+        (1 << 20, "64 MiB of text"),
+    ):
+        nothing = pa.StructArray.from_arrays([pa.nulls(count, pa.string())] * 2, ["role", "content"])
+        column = pa.ListArray.from_arrays(pa.array([0, count], pa.int32()), nothing)
+        pyarrow.parquet.write_table(pa.table({"messages": column}), tmp_path / "a.parquet", compression="zstd")
+        assert (tmp_path / "a.parquet").stat().st_size < 10_000
+        with pytest.raises(UnreadableData, match=problem):
+            Reader(EVERYTHING, CONVERSATION, Unreadable(0)).documents(str(tmp_path / "a.parquet"), 0, 1)
+
+
+def reading(read: Callable[[], Any]) -> tuple[Any, int]:
+    """What ``read`` returns, and the most bytes that Arrow held meanwhile."""
+    pool, before = pa.system_memory_pool(), pa.default_memory_pool()
+    pa.set_memory_pool(pool)
+    try:
+        return read(), pool.max_memory()
+    finally:
+        pa.set_memory_pool(before)
 
 
 def test_a_page_beyond_the_budget_is_refused_by_name_before_it_is_decompressed(tmp_path, monkeypatch) -> None:
