@@ -219,7 +219,8 @@ class WandbSink:
         try:
             opened, since = self._opened(run)
             for row in batch.rows:
-                opened.log({**row.values, "tokens": row.tokens, "seconds": row.at}, step=row.number)
+                clock = {"_timestamp": run.started_at + row.at, "seconds": row.at}  # the job's, and not that of feeding
+                opened.log({**row.values, "tokens": row.tokens, **clock}, step=row.number)
             if not batch.outcome and time.monotonic() - since < WANDB_DURABLE_EVERY_S:
                 return None
             if batch.outcome:
