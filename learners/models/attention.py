@@ -156,13 +156,15 @@ class Attention:
                     attn_logits_soft_cap=self.softcap,
                     interpret=self.interpreted,
                 )
-            by_head = [jnp.swapaxes(x, 1, 2) for x in (query * jnp.asarray(self.scale, query.dtype), key, value)]
-            if segments is None:
-                mixed = jax.vmap(kernel)(*by_head)
-            else:
-                mixed = jax.vmap(lambda q, k, v, s: kernel(q, k, v, splash_attention.SegmentIds(s, s)))(
-                    *by_head, segments
-                )
+            scaled = query * jnp.asarray(self.scale, query.dtype)
+            by_head = tuple(jnp.swapaxes(x, 1, 2) for x in (scaled, key, value))
+
+            def of_sequence(qkv: tuple[jax.Array, ...], segments: jax.Array | None) -> jax.Array:
+                ids = None if segments is None else splash_attention.SegmentIds(segments, segments)
+                mixed: jax.Array = kernel(*qkv, ids)
+                return mixed
+
+            mixed = jax.vmap(of_sequence)(by_head, segments)
             return jnp.swapaxes(mixed, 1, 2).astype(query.dtype)
 
         if batch_axes is None and head_axis is None:

@@ -298,8 +298,8 @@ def _attention(
     else:
         mixed = jax.lax.cond(
             is_global,
-            lambda *qkv: attend(*qkv, None, segments),
-            lambda *qkv: attend(*qkv, config.window, segments),
+            lambda query, key, value: attend(query, key, value, None, segments),
+            lambda query, key, value: attend(query, key, value, config.window, segments),
             *(query, key, value),
         )
     output = _product(mixed.reshape(batch, length, -1), tensors, "attention.output")
