@@ -80,7 +80,7 @@ class JaxTrainer:
         self._spec = spec = IslandSpec.of(spec)
         self._model = built
         self._make_draw, self._shard_index = draw, shard_index
-        self._text = text or Text(spec)
+        self.text = text or Text(spec)
         model.require_batches(built, spec)
         self._inner, self._horizon_steps = spec.job.training.inner_optimizer, spec.job.horizon_steps
         self._optimizer = optimizers.build(self._inner, built.roles)
@@ -215,7 +215,7 @@ class JaxTrainer:
         return StepResult(
             math.prod(Batch.of(batch).targets.shape),
             loss,
-            self._text.flaws(),
+            self.text.flaws(),
             optimizer_settings.known_rate(self._inner, float(scale)),
             gradient_norm,
             ideal_seconds,
@@ -328,16 +328,16 @@ class JaxTrainer:
             return float(jnp.sum(pairs(tokens)))
 
         if self._model.preferences is None:
-            return self._text.measure(loss_of, self._held_out_max, limit_s)
-        measured = self._text.measure(loss_of, self._held_out_max, limit_s, pair_count)
-        used = figures[: measured.sequence_count // len(self._text.held_out_batches(self._held_out_max)[0])]
+            return self.text.measure(loss_of, self._held_out_max, limit_s)
+        measured = self.text.measure(loss_of, self._held_out_max, limit_s, pair_count)
+        used = figures[: measured.sequence_count // len(self.text.held_out_batches(self._held_out_max)[0])]
         total = math.fsum(count for count, _ in used) or 1.0
         accuracy, margin = (math.fsum(count * of_pairs[at] for count, of_pairs in used) / total for at in range(2))
         return replace(measured, preference=Preference(accuracy, margin))
 
     def unigram_loss(self) -> float:
         """Return what ``Text.unigram_loss`` does, or NaN for an objective of pairs, which has no such thing."""
-        return self._text.unigram_loss() if self._model.preferences is None else math.nan
+        return self.text.unigram_loss() if self._model.preferences is None else math.nan
 
     @property
     def _held_out_max(self) -> int:
@@ -345,12 +345,12 @@ class JaxTrainer:
 
     @property
     def _held_out_sharding(self) -> NamedSharding:
-        return mesh.batch_sharding(self._mesh, len(self._text.held_out_batches(self._held_out_max)[0]))
+        return mesh.batch_sharding(self._mesh, len(self.text.held_out_batches(self._held_out_max)[0]))
 
     def _held_out_loss(self) -> Any:
         """The compiled loss of a held-out batch."""
         if self._loss is None:
-            tokens = self._text.held_out_batches(self._held_out_max)[0]
+            tokens = self.text.held_out_batches(self._held_out_max)[0]
             sharding = self._held_out_sharding
             batch = jax.tree.map(lambda one: jax.ShapeDtypeStruct(one.shape, one.dtype, sharding=sharding), tokens)
             (parameters, _), frozen = self._abstract, self._abstract_frozen

@@ -37,9 +37,10 @@ def findings(document: Mapping[str, Any]) -> dict[str, Any]:
     """Return what the job would run and the problems found. ``model`` and ``data`` are present if they work."""
     spec = IslandSpec.of({**document, "roots": EVERYTHING})
     problems: list[Problem] = []
-    result: dict[str, Any] = {"model": _attempted(lambda: _model(spec), problems)}
+    texts: list[Text] = []  # of the trainer: it knows how many tokens the model has
+    result: dict[str, Any] = {"model": _attempted(lambda: _model(spec, texts), problems)}
     if spec.job.trainer.reads_text:
-        result["data"] = _attempted(lambda: _data(spec), problems)
+        result["data"] = _attempted(lambda: _data(spec, texts[0] if texts else Text(spec)), problems)
     return result | {"problems": [asdict(problem) for problem in dict.fromkeys(problems)]}
 
 
@@ -61,8 +62,10 @@ def _attempted(work: Callable[[], dict[str, Any]], problems: list[Problem]) -> d
     return None
 
 
-def _model(spec: IslandSpec) -> dict[str, Any]:
+def _model(spec: IslandSpec, texts: list[Text]) -> dict[str, Any]:
     trainer = trainer_of(spec, 0, spec.job.island_count)
+    if isinstance(text := getattr(trainer, "text", None), Text):
+        texts.append(text)
     shapes = dict(trainer.tensor_shapes())
     fragments = fragment_map.build(shapes, spec.job.synchroniser.fragments, trainer.roles())
     sizes = fragment_map.sizes(fragments, shapes)
@@ -77,8 +80,8 @@ def _model(spec: IslandSpec) -> dict[str, Any]:
     }
 
 
-def _data(spec: IslandSpec) -> dict[str, Any]:
-    section, text = spec.job.data, Text(spec)
+def _data(spec: IslandSpec, text: Text) -> dict[str, Any]:
+    section = spec.job.data
     tokens = Batch.of(text.draw(0, spec.job.island_count)(0)).tokens
     held_out, own = text.held_out_batches(1), tokenizer.load(section, EVERYTHING)
     first = [int(token) for token in tokens[0, :SHOWN_TOKENS]]

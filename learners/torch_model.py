@@ -32,6 +32,7 @@ from learners.island_spec import IslandSpec
 from learners.optimizer_settings import ROUNDING, settings_of
 from orchestrator.errors import ConfigurationError, InvalidJobSpec, in_words
 from orchestrator.models import trainable
+from orchestrator.models.huggingface.configuration import headless
 from orchestrator.models.huggingface.weights import ADAPTER, CONFIG, folder_digest
 from orchestrator.models.huggingface.weights import FIELD as WEIGHTS
 from orchestrator.parameters.pieces import Role, Roles, role_by_name
@@ -49,7 +50,9 @@ FACTORY = "training.inner_optimizer.factory"
 NOT_GIVEN = ("beta1", "beta2", "momentum", "weight_decay")
 """Settings of ``training.inner_optimizer`` that a class of optimizers does not get."""
 CAUSAL_TOLERANCE = 1e-3
-"""Of the largest logit: how much a later token may change an earlier position's logits, by rounding."""
+"""How much logits may differ by rounding: of what another last token changes in its own logits, which may be small."""
+LOGIT_ROUNDING = 1e-5
+"""The same, of the largest logit: rows of other lengths are added up in another order."""
 
 
 def module_of(spec: IslandSpec) -> nn.Module:
@@ -231,6 +234,10 @@ def _loaded(transformers: Any, place: Path, field: str, folder: str, settings: M
             detail=f"trainer.settings has {', '.join(sorted(unknown))}, but config.json of {folder} has no such field. "
             "With a folder, settings replace fields of its config.json."
         )
+    if (named := headless({"architectures": config.architectures})) is not None:
+        raise ConfigurationError(
+            detail=f"{field} {folder} is a {named}, which has no causal head. Save a model that AutoModelForCausalLM loads."
+        )
     if type(config) not in transformers.AutoModelForCausalLM._model_mapping:
         raise ConfigurationError(
             detail=f"{field} {folder} is a model of type {config.model_type}, of which transformers has no causal "
@@ -349,12 +356,18 @@ def require_causal(module: nn.Module) -> int:
             detail=f"{MODEL} maps tokens (1, 4) to {tuple(one.shape)}; it must return logits, one for each token of "
             "the vocabulary, for each position."
         )
-    if float((one - other)[:, :-1].abs().max()) > CAUSAL_TOLERANCE * max(1.0, float(one.abs().max())):
+    if differ((one - other)[:, :-1], one, other):
         raise ConfigurationError(
             detail=f"{MODEL} is not causal: the logits of a position change with later tokens. Use a causal language "
             "model, or mask the attention."
         )
     return int(one.shape[-1])
+
+
+def differ(difference: torch.Tensor, one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Return whether logits differ by more than rounding. ``one`` and ``other`` are those of another last token each."""
+    own = float((one - other)[:, -1].abs().max())
+    return float(difference.abs().max()) > max(CAUSAL_TOLERANCE * own, LOGIT_ROUNDING * float(one.abs().max()))
 
 
 def documents_of(module: nn.Module, inputs: Batch) -> dict[str, torch.Tensor]:
@@ -380,18 +393,18 @@ def require_documents(module: nn.Module, segmented_by: str) -> None:
     was_training = module.training
     module.eval()
     run = guarded(f"the model of {MODEL}", lambda row: logits_of(module(row.tokens, **documents_of(module, row))))
-    first, second = torch.tensor([[0, 1, 1]]), torch.tensor([[1, 0, 1, 0]])
+    first, second, other = torch.tensor([[0, 1, 1]]), torch.tensor([[1, 0, 1, 0]]), torch.tensor([[1, 0, 1, 1]])
     of_first, of_second = torch.ones_like(first), torch.ones_like(second)
     row = Batch(
         torch.cat((first, second), 1),
         segments=torch.cat((of_first, 2 * of_second), 1),
         positions=torch.cat((of_first.cumsum(1) - 1, of_second.cumsum(1) - 1), 1),
     )
-    alone = Batch(second, segments=of_second, positions=of_second.cumsum(1) - 1)
+    alone, altered = (Batch(each, segments=of_second, positions=of_second.cumsum(1) - 1) for each in (second, other))
     with torch.no_grad():
-        packed, expected = run(row).float()[:, first.shape[1] :], run(alone).float()
+        packed, expected, changed = run(row).float()[:, first.shape[1] :], run(alone).float(), run(altered).float()
     module.train(was_training)
-    if float((packed - expected).abs().max()) > CAUSAL_TOLERANCE * max(1.0, float(expected.abs().max())):
+    if differ(packed - expected, expected, changed):
         raise ConfigurationError(
             detail=f"{segmented_by}, but a document's logits from the model of {MODEL} change with the document before "
             "it in its row. Mask the attention between segments, or use a model of transformers that does, by position_ids."

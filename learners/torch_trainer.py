@@ -97,7 +97,7 @@ class TorchTrainer:
         self._module, self._trained = module_of(spec), False
         self._layout, self._parameters = self._laid_out(self._module)
         self._roles = roles_of(self._module, self._parameters) if self._layout is None else self._layout.roles()
-        self._text = Text(spec, require_causal(self._module))
+        self.text = Text(spec, require_causal(self._module))
         if spec.job.data.has_segments:
             require_documents(self._module, spec.job.data.segmented_by)
         self._device = torch.device(device_type())
@@ -191,7 +191,7 @@ class TorchTrainer:
         return StepResult(
             math.prod(Batch.of(batch).targets.shape),
             figures[0],
-            self._text.flaws(),
+            self.text.flaws(),
             fraction * (max(chain(*self._first_rates)) if self._inner.factory else self._inner.lr),
             figures[1],
             self._ideal_seconds,
@@ -320,10 +320,10 @@ class TorchTrainer:
             with self._computing():
                 return self._loss_with(tensors, tokens)
 
-        return self._text.measure(loss_of, min(EVALUATION_BATCH_MAX, self._spec.batch_size), limit_s)
+        return self.text.measure(loss_of, min(EVALUATION_BATCH_MAX, self._spec.batch_size), limit_s)
 
     def unigram_loss(self) -> float:
-        return self._text.unigram_loss()
+        return self.text.unigram_loss()
 
     # ── helpers ───────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -448,7 +448,7 @@ class TorchTrainer:
 
     def _batch(self) -> np.ndarray | Batch:
         if self._draw is None:
-            self._draw = self._text.draw(self._shard_index, self._shard_count)
+            self._draw = self.text.draw(self._shard_index, self._shard_count)
         batch: np.ndarray | Batch = self._draw(self._cursor)
         return batch
 

@@ -57,8 +57,6 @@ from orchestrator.text.data_index import FIELD as INDEX_FIELD
 DIGEST = "data.index_digest"
 FOLDER, FILES, CHECKPOINT = "checkpoints.folder", "data.files", "resume.checkpoint"
 TORCH_MODEL = "trainer.model"
-CAUSAL_PARTS = ("CausalLM", "LMHead", "ForConditionalGeneration")
-"""Parts of the names of architectures with a causal head. Which of them load, transformers knows, in the island."""
 ADAPTER = "adapter_config.json"
 PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 TEMPLATE = "data.template"
@@ -300,7 +298,7 @@ def _torch_problems(trainer: TrainerSection, part: TrainableSection | None, root
         yield Problem("trainable.base", message, INSTALL_4_BIT)
     if folder is None:
         return
-    from orchestrator.models.huggingface import files, origin  # bring NumPy
+    from orchestrator.models.huggingface import configuration, files, origin  # bring NumPy
 
     try:
         config = origin.taken(folder, roots).mapping(origin.CONFIG)
@@ -318,10 +316,8 @@ def _torch_problems(trainer: TrainerSection, part: TrainableSection | None, root
     if "quantization_config" in config:
         message = f"{folder} is quantised, but parameters that train are merged in float32."
         yield Problem(TORCH_MODEL, message, "Dequantise it and save it again.")
-    architectures = config.get("architectures")
-    named = [str(each) for each in architectures] if isinstance(architectures, list) else []
-    if named and not any(part in each for each in named for part in CAUSAL_PARTS):
-        message = f"{folder} is a {', '.join(named)}, which has no causal head."
+    if (named := configuration.headless(config)) is not None:
+        message = f"{folder} is a {named}, which has no causal head."
         yield Problem(TORCH_MODEL, message, "Save a model that AutoModelForCausalLM loads.")
     safe = (files.WHOLE, files.INDEX)
     has = {name for name in (*safe, *PICKLED) if _size(roots, f"{folder.rstrip('/')}/{name}") is not None}

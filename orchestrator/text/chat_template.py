@@ -227,9 +227,20 @@ class ChatTemplate:
         )
 
     def _require_all(self, whole: str, messages: Sequence[Any], tools: Any) -> None:
+        """Raise NotText if the template leaves a message out. A short text may occur in another message, or in a role."""
+        marked = {
+            at: f"{SUBSTITUTE}{at}{SUBSTITUTE}"
+            for at, message in enumerate(messages)
+            if isinstance(content := message.get("content"), str) and content.strip()
+        }
+        try:
+            other = self._render(
+                [{**each, "content": marked.get(at, each.get("content"))} for at, each in enumerate(messages)], tools
+            )
+        except NotText:  # it reads what is in a message
+            other = ""
         for at, message in enumerate(messages):
-            content = message.get("content")
-            is_there = not isinstance(content, str) or content.strip() in whole
+            is_there = at not in marked or marked[at] in other
             if not is_there and self._render(_replaced(messages, at), tools) == whole:
                 raise NotText(
                     f"has a message of the role {message['role']!r}, which the chat template leaves out. Remove such "

@@ -115,6 +115,8 @@ def test_parts_of_a_message_do_not_join_to_a_control_token() -> None:
         ("{{ raise_exception('System role not supported') }}", said("a", "b"), "System role not supported"),
         (CHATML.replace("{% for m in messages %}", "{% for m in messages if m.role != 'system' %}"),
          said("a", "b", system="be brief"), "'system', which the chat template leaves out"),
+        (CHATML.replace("{% for m in messages %}", "{% for m in messages if m.role != 'tool' %}"),
+         [*said("a", "b"), {"role": "tool", "content": "r"}, *said("", "c")[1:]], "'tool', which the chat template"),
         ("{% for m in messages %}{{ loop.length }}{% endfor %}", [{"role": "user", "content": "2"},
          {"role": "assistant", "content": None, "tool_calls": [{}]}], "renders in another way"),
         ("{{ messages[0].content.__class__.__mro__ }}", said("a", "b"), "refused by the chat template"),

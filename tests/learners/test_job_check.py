@@ -8,6 +8,7 @@ from types import ModuleType
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from learners.job_check import findings
@@ -102,3 +103,14 @@ def test_the_text_of_another_trainer_is_its_own(make_job: Any) -> None:
     result = findings({**make_job(), "trainer": "learners.synthetic:create"})
     assert "data" not in result
     assert result["model"]["parameters"] == 952
+
+
+def test_tokens_that_a_model_of_a_factory_does_not_have_are_told_before_a_job_reads_them(
+    make_job: Any, package: dict[str, Any], tmp_path: Path
+) -> None:
+    np.save(tmp_path / "tokens.npy", np.arange(60_000, dtype=np.int32) % 300)
+    source = {"name": "a", "files": [str(tmp_path / "tokens.npy")]}
+    data = {"source": "tokens", "sources": [source], "sequence_length": 32}
+    result = factory(make_job, lambda spec: model(), package, data=data)
+    assert told(result).keys() == {"data.sources"}
+    assert "but the model's vocabulary has 256" in told(result)["data.sources"]

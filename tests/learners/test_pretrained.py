@@ -420,6 +420,11 @@ UNFIT = {
         "architectures 'LlamaForSequenceClassification', a class that does not predict the next token",
         "Save the model as LlamaForCausalLM",
     ),
+    "a type of its own without a causal head": (
+        changed(model_type="bert", architectures=["BertForMaskedLM"]),
+        "architectures 'BertForMaskedLM', a class that does not predict the next token",
+        "Save the model as one that AutoModelForCausalLM loads",
+    ),
     "a base model": (changed(architectures=["LlamaModel"]), "architectures 'LlamaModel'", "as LlamaForCausalLM"),
     "biases": (changed(mlp_bias=True), "mlp_bias", "Use weights of a model that has"),
     "biases that the weights lack": (
@@ -443,6 +448,11 @@ UNFIT = {
     "no numbers at all": (overwritten("config.json", b"[]"), "config.json", "Correct config.json"),
     "deep": (overwritten("config.json", b"[" * 100_000), "config.json", "Correct config.json"),
     "no config": (lambda folder: (folder / "config.json").unlink(), "No such file", "It must have config.json"),
+    "an adapter alone": (
+        lambda folder: (folder / "config.json").rename(folder / "adapter_config.json"),
+        "has adapters (adapter_config.json) and no model",
+        "name the base and set trainable.lora",
+    ),
     "no weights": (lambda folder: (folder / "model.safetensors").unlink(), "No such file", "It must have config.json"),
     "one tensor less": (tensors_changed(lambda all_: all_.pop(NORM)), f"lack '{NORM}'", "config.json describes"),
     "one more": (

@@ -37,8 +37,8 @@ TYPES: Mapping[str, str] = {
     "mixtral": "MixtralForCausalLM",
 }
 """The class that loads each type."""
-CAUSAL = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")
-"""The endings of classes that predict the next token."""
+CAUSAL = ("CausalLM", "ForConditionalGeneration", "LMHead")
+"""Parts of the names of classes that predict the next token."""
 BIASED = frozenset({"llama", "qwen3", "gemma3_text", "olmo2", "smollm3", "qwen3_moe"})
 """Types with biases in all projections of attention, if ``attention_bias`` says so; ``qwen2`` always has three."""
 WINDOWED = frozenset({"mistral", "phi3", "mixtral"})
@@ -173,9 +173,7 @@ LENGTHS: Mapping[str, int] = {
 """The default context length of each type."""
 LENGTH_MIN = 2_048
 """The minimum context length of an exported model."""
-OTHER_MODELS = "PyTorch islands train any model that transformers loads: `trainer: {kind: torch, model: DIR}`."
-
-
+OTHER_MODELS = "PyTorch islands train any causal language model of transformers: `trainer: {kind: torch, model: DIR}`."
 NAMES: Mapping[str, str] = {
     "vocabulary_size": "vocab_size",
     "width": "hidden_size",
@@ -194,12 +192,17 @@ def decoder_of(document: Document) -> DecoderSection:
     """Return the decoder that ``config.json`` describes. Raises UnfitWeights if it describes none that is supported."""
     document = _of_text(document) if sees(document) else document
     kind = document.get("model_type")
-    if not isinstance(kind, str) or kind not in TYPES:
+    own = TYPES.get(kind) if isinstance(kind, str) else None
+    if (named := headless(document)) is not None:
+        raise UnfitWeights(
+            detail=f"config.json has architectures {brief(named)}, a class that does not predict the next token.",
+            remedy=f"Save the model as {own or 'one that AutoModelForCausalLM loads'}.",
+        )
+    if not isinstance(kind, str) or own is None:
         raise UnfitWeights(
             detail=f"config.json has model_type {brief(kind)}; the supported types are {', '.join((*TYPES, *SEEING))}.",
             remedy=OTHER_MODELS,
         )
-    _require_causal_head(document)
     for name, understood in UNKNOWN.items():
         if document.get(name) not in understood:
             raise UnfitWeights(
@@ -218,14 +221,11 @@ def decoder_of(document: Document) -> DecoderSection:
         raise UnfitWeights(detail=detail, remedy="Correct config.json.") from error
 
 
-def _require_causal_head(document: Document) -> None:
+def headless(document: Document) -> str | None:
+    """Return the class that ``config.json`` names, if no such class predicts the next token; None if it names none."""
     named = document.get("architectures")
-    for name in named if isinstance(named, list | tuple) else ():
-        if isinstance(name, str) and not name.endswith(CAUSAL):
-            raise UnfitWeights(
-                detail=f"config.json has architectures {brief(name)}, a class that does not predict the next token.",
-                remedy=f"Save the model as {TYPES[document['model_type']]}.",
-            )
+    names = [each for each in named if isinstance(each, str)] if isinstance(named, list | tuple) else []
+    return None if any(part in each for each in names for part in CAUSAL) else next(iter(names), None)
 
 
 def sees(document: Document) -> bool:

@@ -273,6 +273,11 @@ def inspected(folder: str, roots: AllowedRoots) -> Inspection:
 
 
 def _document(folder: str, roots: AllowedRoots) -> dict[str, Any]:
+    if _is_there(folder, ADAPTER, roots) and not _is_there(folder, CONFIG, roots):
+        raise UnfitWeights(
+            detail=f"{shown(folder)} has adapters ({ADAPTER}) and no model.",
+            remedy="Merge them into their base, or name the base and set trainable.lora to train new ones.",
+        )
     content = _content(folder, CONFIG, roots, CONFIG_BYTES_MAX)
     try:
         return documents.mapping(documents.read_json(_finite(content), documents.REQUEST, CONFIG), CONFIG, None)

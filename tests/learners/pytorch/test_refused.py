@@ -14,11 +14,13 @@ from learners.job_check import findings
 from orchestrator.errors import ConfigurationError, InvalidJobSpec
 from orchestrator.system.roots import EVERYTHING
 from tests.learners.pytorch.small_models import (
+    SMALL,
     own,
     saved,
     spec_of,
     torch,
     trained,
+    transformers,
 )
 
 
@@ -29,6 +31,14 @@ class Wrong:
     def not_causal() -> Any:
         module = torch.nn.Sequential(torch.nn.Embedding(256, 8), torch.nn.Linear(8, 256))
         module.register_forward_hook(lambda _, __, logits: logits + logits.mean(1, keepdim=True))
+        return module
+
+    @staticmethod
+    def hardly_causal() -> Any:
+        """Its logits are small, as those of a new model, and 1 % of each comes from all tokens."""
+        module = torch.nn.Sequential(torch.nn.Embedding(256, 8), torch.nn.Linear(8, 256, bias=False))
+        module[1].weight.data.mul_(0.01)
+        module.register_forward_hook(lambda _, __, logits: logits + 0.04 * logits.mean(1, keepdim=True))
         return module
 
     @staticmethod
@@ -52,6 +62,7 @@ class Wrong:
     ("factory", "said"),
     [
         ("not_causal", "is not causal: the logits of a position change with later tokens"),
+        ("hardly_causal", "is not causal: the logits of a position change with later tokens"),
         ("bfloat16", "0.weight is of torch.bfloat16, but parameters that train are merged and sent in float32"),
         ("frozen", "has no parameters that require a gradient"),
         ("headless", "has no parameters that require a gradient"),
@@ -212,6 +223,29 @@ def test_weights_that_the_model_would_drop_are_refused_by_name(tmp_path: Path, c
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     with pytest.raises(ConfigurationError, match=f"^trainer.model .*{said}"):
         trainer_of(spec_of(folder), 0, 1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("BertForMaskedLM", "is a BertForMaskedLM, which has no causal head"),
+        ("BertLMHeadModel", "is not causal: the logits of a position change with later tokens"),
+        ("GPT2DoubleHeadsModel", "is a GPT2DoubleHeadsModel, which has no causal head"),
+    ],
+)
+def test_a_folder_of_a_class_that_reads_later_tokens_or_predicts_something_else_is_refused(
+    tmp_path: Path, kind: str, said: str
+) -> None:
+    model = getattr(transformers, kind)
+    shape = (
+        {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
+        if issubclass(model.config_class, transformers.BertConfig)
+        else {"n_embd": 32, "n_layer": 2, "n_head": 2}
+    )
+    torch.manual_seed(3)
+    model(model.config_class(**SMALL | shape)).save_pretrained(tmp_path / "model")
+    with pytest.raises(ConfigurationError, match=f"^trainer.model.*{said}"):
+        trainer_of(spec_of(tmp_path / "model"), 0, 1)
 
 
 def test_an_adapter_beside_the_weights_is_refused(tmp_path: Path) -> None:
