@@ -155,6 +155,14 @@ def pytest_collection_finish() -> None:
     assert "ray" not in sys.modules, "a test module imports ray, or what imports it, before any test runs"
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A test may log text that is not Unicode. Its process could not send that to the one that collects reports."""
+    report = yield
+    report.sections = [(name, text.encode(errors="backslashreplace").decode()) for name, text in report.sections]
+    return report
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if "PYTEST_XDIST_WORKER" not in os.environ:
         return
