@@ -398,7 +398,7 @@ class DataFlawFigures(TypedDict, total=False):
 
 @with_config(_FIGURES)
 class RecoveryFigures(TypedDict, total=False):
-    """One absence of an island, with its parts in seconds. ``total`` is null until its work is merged again."""
+    """One absence of an island, its parts in seconds, and the others' longest gap. ``total`` is null until it is merged."""
 
     island: str
     incarnation: int
@@ -407,6 +407,7 @@ class RecoveryFigures(TypedDict, total=False):
     complete: bool
     parts: dict[str, float]
     total: float | None
+    others_gap_max_s: float | None
 
 
 @with_config(_FIGURES)

@@ -432,9 +432,9 @@ def _recovery(report: Mapping[str, Any]) -> str:
         return f"recovery  {lost[0]['island']} was lost and had not contributed again when the job ended"
     parts = " + ".join(f"{part.replace('_', ' ')} {slowest[part]:.2f}" for part in PARTS)
     sentence = f"recovery  {slowest['island']} was back in {slowest['total']:.2f} s = {parts}"
-    gap, step = report.get("survivor_gap_max_s"), report.get("survivor_step_time_median_s")
+    gap, step = slowest.get("others_gap_max_s"), report.get("step_time_median_s")
     return (
         sentence
         if gap is None or step is None
-        else f"{sentence}; the others' longest gap was {gap:.2f} s at {step:.2f} s a step"
+        else f"{sentence}; meanwhile the others' longest gap was {gap:.2f} s, at {step:.2f} s a step"
     )

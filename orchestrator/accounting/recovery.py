@@ -5,7 +5,8 @@
 ``killed_at`` is the operator's command, or, without one, the island's last report; for an island that an operator kept
 away, it is the command to re-add it. ``place`` holds the back-off and every
 attempt that failed on the way; ``connect`` is the wait for a donor and for it to answer, ``transfer`` the moving of bytes.
-A recovery is complete when a merge includes work of the new incarnation.
+A recovery is complete when a merge includes work of the new incarnation. Until then it keeps the longest gap between two
+steps of islands that were there all the time, which is what the loss of one island costs the others.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ class Recovery:
     caught_up_at: Instant | None = None
     transfer: Duration = 0.0
     merged_at: Instant | None = None
+    others_gap_max: Duration | None = None
 
     def parts(self) -> dict[str, Duration]:
         """The parts that are over."""
@@ -70,6 +72,7 @@ class Recovery:
             "complete": complete,
             "parts": self.parts(),
             "total": self.merged_at - self.killed_at if self.merged_at is not None else None,
+            "others_gap_max_s": self.others_gap_max,
         }
 
 
@@ -129,6 +132,14 @@ class Recoveries:
     def _advance(self, event: e.Event) -> None:
         if not isinstance(event, (e.IslandPlaced, e.IslandReported)):
             return
+        if (
+            isinstance(event, e.IslandReported)
+            and isinstance(event.report, Progress)
+            and event.island not in self._open
+        ):
+            for place in self._open.values():
+                longest = self.all[place].others_gap_max or 0.0
+                self.all[place].others_gap_max = max(longest, event.report.gap_max_seconds)
         recovery = self._of(event.island)
         if recovery is None or recovery.incarnation != event.incarnation:
             return

@@ -527,7 +527,7 @@ def _median(series: Series[Duration]) -> Duration | None:
 
 
 def _slowest(recoveries: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """The longest complete recovery: every part, their total, and whose it was."""
+    """Return the longest complete recovery: every part, their total, whose it was, and the longest gap of the others."""
     complete = [recovery for recovery in recoveries if recovery["complete"]]
     if not complete:
         return None
@@ -536,4 +536,5 @@ def _slowest(recoveries: list[dict[str, Any]]) -> dict[str, Any] | None:
         "island": worst["island"],
         **{part: worst["parts"][part] for part in PARTS},
         "total": worst["total"],
+        "others_gap_max_s": worst["others_gap_max_s"],
     }

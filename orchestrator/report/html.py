@@ -167,10 +167,11 @@ def _recoveries(report: Report) -> str:
             seconds(recovery["killed_at"]),
             *(seconds(recovery["parts"].get(part)) for part in _PARTS),
             f"<b>{seconds(recovery['total'])}</b>" if recovery["complete"] else "not back",
+            seconds(recovery.get("others_gap_max_s")),
         )
         for recovery in report["recoveries"]
     )
-    head = ("island", "at", *(part.replace("_", " ") for part in _PARTS), "total")
+    head = ("island", "at", *(part.replace("_", " ") for part in _PARTS), "total", "others' longest gap")
     return table(head, rows, "No island was lost.")
 
 

@@ -43,6 +43,17 @@ def test_a_recovery_has_all_its_parts_and_they_add_up():
     assert story.statistics.summary()["recovery_s"]["total"] == 10.0
 
 
+def test_a_recovery_has_the_longest_gap_of_the_others_while_it_lasted():
+    story = Dictation().train_from(0.0).train_from(0.0, "west").progress(9.0, 9, 9.0, "west", gap=3.0)
+    assert story.died(10.5).statistics.summary()["recoveries"][0]["others_gap_max_s"] is None
+    story.progress(11.0, 10, 10.0, "west", gap=0.4).progress(12.0, 11, 11.0, "west", gap=0.9)
+    story.place(13.5, incarnation=2).placed(14.0, incarnation=2).ready(16.0, incarnation=2)
+    story.caught_up(18.0, incarnation=2, versions=(3, 3), transfer=0.5).progress(18.5, 41, 1.0, incarnation=2, gap=7.0)
+    c = story.contribution(40, total=40, base=3, incarnation=2)
+    story.admit(19.0, c).close(19.5, c, version=4).merged(20.0, c, version=4).progress(21.0, 20, 20.0, "west", gap=5.0)
+    assert story.statistics.summary()["recovery_s"]["others_gap_max_s"] == 0.9
+
+
 def test_without_a_command_a_recovery_begins_at_the_last_report():
     story = Dictation().train_from(0.0).progress(9.8, tokens=10, stepping=9.0).died(10.0)
     (recovery,) = story.statistics.summary()["recoveries"]
