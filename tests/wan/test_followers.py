@@ -40,8 +40,9 @@ pytestmark = pytest.mark.ray
 EAST, WEST = "east", "west"
 READERS = tuple(f"reader-{number}" for number in range(8))
 BYTES_PER_SECOND = 5e6 / 8
-PARAMETERS, FRAGMENTS, INTERVAL = 1_600_000, 4, 80
-"""A merge each second, of 0.2 MB in int4: a third of a line. Whole, the model is ten seconds of it."""
+PARAMETERS, FRAGMENTS, INTERVAL = 1_600_000, 4, 240
+"""A merge each three seconds, of 0.2 MB in int4: a ninth of a line. Eight followers share this machine's cores with the job,
+and a merge each second would measure these, not the lines. Whole, the model is five seconds of a line in bfloat16."""
 WHOLE_BFLOAT16 = 2 * PARAMETERS
 PHASE_S = float(os.environ.get("FOLLOWERS_PHASE_S", "40"))
 PHASES, SETTLE_S, KILL_EVERY_S, EVERY_S = 6, 4.0, 3.0, 1.0
@@ -170,11 +171,9 @@ def test_eight_followers_on_slow_lines_are_near_theta_and_islands_do_not_notice(
         "seconds_of_the_line_median": median(each.byte_count for each in later) / BYTES_PER_SECOND,
         "bytes_on_lines_with_first_fetch": sum(came.values()),
         "bytes_of_differences": sum(each.byte_count for each in later),
-        "ratio_per_delivered_version": sum(each.byte_count for each in later) / len(later) / WHOLE_BFLOAT16,
-        "ratio_per_delivered_version_on_lines": sum(came.values()) / len(of_all) / WHOLE_BFLOAT16,
-        "ratio_per_round_of_all_fragments": sum(each.byte_count for each in later)
-        / (merged / FRAGMENTS)
-        / WHOLE_BFLOAT16,
+        "ratio_per_delivery": sum(each.byte_count for each in later) / len(later) / WHOLE_BFLOAT16,
+        "ratio_per_delivery_on_lines": sum(came.values()) / len(of_all) / WHOLE_BFLOAT16,
+        "ratio_per_version": sum(each.byte_count for each in later) / merged / WHOLE_BFLOAT16,
         "pace_ratio": paces[True] / paces[False],
         "paces": {str(follows): _paces(records, phases, follows) for follows in (False, True)},
     }
@@ -184,7 +183,7 @@ def test_eight_followers_on_slow_lines_are_near_theta_and_islands_do_not_notice(
     assert report["kills"] > 10
     assert len(later) > 100
     assert named > 100
-    assert report["ratio_per_delivered_version"] <= 1 / 7
+    assert report["ratio_per_version"] <= 1 / 7, "a whole model for each merge is what a follower would fetch otherwise"
     assert report["behind_at_most_one_share"] > 0.95
     assert report["pace_ratio"] >= 0.995
 
@@ -216,13 +215,15 @@ def _behind(reader: Reader, completed: list[float], began: float) -> Iterator[in
     """Yield, right before each delivery, how many merges the folder lacks of those that the line allows by then.
 
     The line allows a merge that was complete before the last request, of which there is one each ``EVERY_S``, and before the
-    bytes of the answer came at the line's rate.
+    bytes of the answer came at the line's rate. It allows nothing more if it was busy since the delivery before.
     """
     for before, after in pairwise(reader.deliveries):
         if after.is_first:
             continue
-        until = after.at - began - EVERY_S - after.byte_count / BYTES_PER_SECOND
-        yield max(0, sum(at <= until for at in completed) - before.number)
+        asking_s = EVERY_S + after.byte_count / BYTES_PER_SECOND
+        until = after.at - began - asking_s
+        was_busy = after.at - before.at <= asking_s
+        yield 0 if was_busy else max(0, sum(at <= until for at in completed) - before.number)
 
 
 def _merged(reader: Reader) -> int:
