@@ -29,7 +29,6 @@ IN_TORCH = "learners.torch_trainer:create"
 NONE: Mapping[str, Any] = MappingProxyType({})
 SHOWN_MAX = 5
 """The most missing methods of a trainer that a message lists."""
-REMEDY = TRY_OUTSIDE
 MORE_MEMORY = "Give its machine more memory, or make the model smaller."
 log = logging.getLogger(__name__)
 
@@ -103,7 +102,7 @@ def trainer_of(spec: IslandSpec, shard_index: int, shard_count: int) -> Trainer:
     try:
         built = guarded(f"trainer {path!r}", make, (OSError,))(document, shard_index, shard_count)
     except OSError as error:
-        raise InfrastructureError(detail=f"trainer {path!r} raises {in_words(error)}.", remedy=REMEDY) from error
+        raise InfrastructureError(detail=f"trainer {path!r} raises {in_words(error)}.", remedy=TRY_OUTSIDE) from error
     if lacking := sorted(name for name in vars(Trainer) if not name.startswith("_") and name not in dir(built)):
         shown, kind = ", ".join(lacking[:SHOWN_MAX]), _kind(built).removeprefix("of type ")
         raise ConfigurationError(
@@ -138,7 +137,7 @@ def errors_in_words(subject: str) -> Iterator[None]:
         raise error from None
     except BaseException as error:
         log.exception("%s fails", subject)
-        raise ConfigurationError(detail=f"{subject} raises {in_words(error)}. {REMEDY}") from None
+        raise ConfigurationError(detail=f"{subject} raises {in_words(error)}. {TRY_OUTSIDE}") from None
 
 
 def guarded(subject: str, function: Any, but: tuple[type[Exception], ...] = ()) -> Callable[..., Any]:
@@ -160,7 +159,7 @@ def guarded(subject: str, function: Any, but: tuple[type[Exception], ...] = ()) 
                 raise
             if isinstance(error, MemoryError):
                 raise InfrastructureError(detail=f"{subject} raises {in_words(error)}.", remedy=MORE_MEMORY) from error
-            raise ConfigurationError(detail=f"{subject} raises {in_words(error)}. {REMEDY}") from error
+            raise ConfigurationError(detail=f"{subject} raises {in_words(error)}. {TRY_OUTSIDE}") from error
 
     return call
 
