@@ -74,7 +74,7 @@ SMALL_LOAD = Load(8, 5.0, 5.0, 5.0, 10.0)
 def jobs(asked: Options) -> list[Goal]:
     size = SMALL_CROWD if asked.small else CROWD
     with service(jobs_max=size.jobs) as (client, installation):
-        names = [client.submit(_document(2)).job for _ in range(size.jobs)]
+        names = [client.submit(job_document(2)).job for _ in range(size.jobs)]
         began = time.monotonic()
         wait(lambda: _training(client) == 2 * size.jobs, "all islands of all jobs train", START_TIMEOUT_S)
         print(f"jobs       {size.jobs} jobs of 2 islands train after {time.monotonic() - began:.0f} s")
@@ -93,7 +93,7 @@ def jobs(asked: Options) -> list[Goal]:
 def overload(asked: Options) -> list[Goal]:
     size = SMALL_LOAD if asked.small else LOAD
     with service() as (client, installation):
-        job = client.submit(_document(size.islands)).job
+        job = client.submit(job_document(size.islands)).job
         began = time.monotonic()
         wanted = NEARLY_ALL * size.islands
         wait(lambda: client.job(job).islands_training >= wanted, "nearly all islands train", START_TIMEOUT_S)
@@ -127,7 +127,7 @@ def overload(asked: Options) -> list[Goal]:
     return goals
 
 
-def _document(islands: int) -> dict[str, Any]:
+def job_document(islands: int) -> dict[str, Any]:
     """Return a job of synthetic islands with 100,000 parameters and steps of a second, spread over all groups."""
     counts = {group: len(range(number, islands, len(EVERY_GROUP))) for number, group in enumerate(EVERY_GROUP)}
     return {
