@@ -72,7 +72,7 @@ def _merges_past(person: Newcomer, version: int, epoch: int) -> ServedJob:
 
 
 def _typed(person: Newcomer, page: str, heading: str) -> None:
-    section = (GUIDE / page).read_text().split(f"## {heading}\n")[1].split("\n## ")[0]
+    section = (GUIDE / page).read_text().split(f"\n## {heading}\n")[1].split("\n##")[0]
     commands = [command for block in blocks(section) for command in block.commands]
     assert commands
     for command in commands:
