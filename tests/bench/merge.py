@@ -7,6 +7,11 @@
                   are read by validation, by the Gram matrix and by the step, Θ once by the step, Θ' by the digest
     copy          STREAM's, of as much as the largest fragment, between the merges: bytes read and written a second by the
                   faster of one thread and of one for each core
+    limit         its bytes in the time of passes that only move what a merge moves: payloads read three times, two fragments
+                  copied (Θ and momentum read, Θ' and momentum written), and BLAKE3 of one; with as many threads. It leaves
+                  out arithmetic, so four bits cannot come near it
+
+A share is judged by its goal, or by nine tenths of the limit where that is less. Both are printed.
 
 It runs in a process of its own, whose memory is managed as in a cluster's.
 """
@@ -31,20 +36,22 @@ from orchestrator.parameters import kernels, validation, wire_format
 from orchestrator.parameters.codec.registry import CodecName
 from orchestrator.parameters.outer_optimizer import Nesterov
 from orchestrator.parameters.outer_state import Averaging, OuterState, OuterStep
-from orchestrator.parameters.tensors import Array
+from orchestrator.parameters.tensors import Array, digest
 from orchestrator.parameters.wire_format import EncodedTensors, displacement
 from tests.bench.goals import Goal, at_least, at_most
 from tests.bench.options import Options
 
 SHARE_GOAL = 0.6
 """Relative to the copy's bytes per second."""
+LIMIT_GOAL = 0.9
+"""Relative to the limit: what is asked where the machine does not permit ``SHARE_GOAL``."""
 CPU_SECONDS_GOAL = 1.5
 """Processor seconds of all threads for a gigabyte of fragment, at M = 4, with the digest."""
 GAP_GOAL_S = 0.020
 """The longest time that another thread may wait for Python's lock while values are encoded, validated and merged."""
 SIZES = (4_000_000, 64_000_000)
 SMALL_SIZES = (10_000,)
-REPEATS = {4_000_000: 15, 64_000_000: 4}
+REPEATS = {4_000_000: 40, 64_000_000: 8}
 ISLAND_COUNTS = (4, 8)
 UPLINKS: tuple[CodecName, ...] = ("float32", "int4")
 CORES = len(os.sched_getaffinity(0))
@@ -68,6 +75,7 @@ class Figures:
     seconds: float
     validation_seconds: float
     share: float
+    limit: float
     cpu_seconds_per_gigabyte: float
     gap_s: float
 
@@ -88,13 +96,14 @@ def main(asked: Options) -> list[Goal]:
 
 def _told(figures: Figures) -> list[Goal]:
     name = f"{figures.parameter_count / 1e6:g}M from {figures.island_count} in {figures.uplink}"
-    share = at_least(f"merge, share of a copy, {name}", figures.share, SHARE_GOAL)
+    share = at_least(f"merge, share of a copy, {name}", figures.share, min(SHARE_GOAL, LIMIT_GOAL * figures.limit))
     gap = at_most(f"merge, longest wait for Python's lock in s, {name}", figures.gap_s, GAP_GOAL_S)
     judged = [share, gap]
     print(
         f"merge      {name:<22} {figures.seconds * 1000:6.1f} ms, "
         f"{figures.validation_seconds * 1000:5.1f} of it validation; "
-        f"{figures.share:.0%} of a copy's {figures.copy_gigabytes:.1f} GB/s ({share}); "
+        f"{figures.share:.0%} of a copy's {figures.copy_gigabytes:.1f} GB/s ({share}), "
+        f"{figures.share / figures.limit:.0%} of the limit {figures.limit:.0%}; "
         f"lock {figures.gap_s * 1000:.1f} ms ({gap})"
     )
     if figures.island_count == 4:
@@ -126,10 +135,14 @@ def _measured(parameter_count: int, island_count: int, uplink: CodecName, copied
     def received(payload: memoryview) -> EncodedTensors:
         return validation.validated(payload, before.parameters, before.version)[0]
 
-    timings, waits, copy_seconds = [], [], []
+    timings, waits, copy_seconds, limit_seconds = [], [], [], []
+    own_copy = (anchor, np.zeros_like(anchor))
     with ThreadPoolExecutor(CORES) as links:
         for _ in range(REPEATS.get(parameter_count, 2)):
             copy_seconds.append(_copy_seconds(*copied, links))
+            reading = min(_seconds(lambda: _read(payloads, links)) for _ in range(2))
+            copying = 2 * _copy_seconds(*own_copy, links)
+            limit_seconds.append((reading, copying, _seconds(lambda: digest(values))))
             with _lock_watched() as longest_wait:
                 wire_format.written(displacement(values, moved, Version(0), uplink))
                 began = time.perf_counter()
@@ -142,7 +155,8 @@ def _measured(parameter_count: int, island_count: int, uplink: CodecName, copied
             state = OuterState.restored({FRAGMENT: before}, step)
     seconds, validation_seconds, cpu_seconds = min(timings)
     copy_rate = 2 * copied[0].nbytes / min(copy_seconds)
-    share = (2 * (island_count + 1) + 3) * fragment_bytes / seconds / copy_rate
+    ideal_seconds = (2 * (island_count + 1) + 3) * fragment_bytes / copy_rate
+    reading, copying, hashing = map(min, zip(*limit_seconds, strict=True))
     return Figures(
         parameter_count,
         island_count,
@@ -150,10 +164,17 @@ def _measured(parameter_count: int, island_count: int, uplink: CodecName, copied
         copy_rate / 1e9,
         seconds,
         validation_seconds,
-        share,
+        ideal_seconds / seconds,
+        ideal_seconds / (3 * reading + copying + hashing),
         cpu_seconds / (fragment_bytes / 1e9),
         min(waits),
     )
+
+
+def _read(payloads: list[memoryview], threads: ThreadPoolExecutor) -> None:
+    """Read all payloads once, each thread a part of each."""
+    split = [np.array_split(np.frombuffer(payload, np.uint8), CORES) for payload in payloads]
+    list(threads.map(lambda parts: [part.max() for part in parts], zip(*split, strict=True)))
 
 
 def _copy_seconds(source: Array, target: Array, threads: ThreadPoolExecutor) -> float:

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from orchestrator.errors import InternalError
 from orchestrator.parameters.codec.registry import EXACT, CodecName, codec
 from orchestrator.parameters.kernels import twin
-from orchestrator.parameters.outer_optimizer import OuterOptimizer, count_step, initial_state, moments_of, state_size
+from orchestrator.parameters.outer_optimizer import OuterOptimizer, count_step, moments_of, state_size
 from orchestrator.parameters.tensors import Array
 
 log = logging.getLogger(__name__)
@@ -148,7 +148,7 @@ def step(
             detail=f"{momentum.size} values of the optimizer's state are not the {needed} of its piece."
         )
     before, steps_taken = moments_of(optimizer, _flat(momentum))
-    next_parameters, next_momentum = np.empty_like(flat), initial_state(optimizer, flat.size)
+    next_parameters, next_momentum = np.empty_like(flat), np.empty(needed, np.float32)
     after, _ = moments_of(optimizer, next_momentum)
     count_step(optimizer, next_momentum, steps_taken)
     has_moments = optimizer.moment_count > 0

@@ -164,6 +164,46 @@ CRC_TARGET static uint32_t crc_of(const uint8_t *data, int64_t size)
         crc = _mm_crc32_u8(crc, data[i]);
     return crc;
 }
+
+enum { FOLD_BYTES = 256 };
+
+static int64_t fold_factors[2]; /* for the earlier and the later half of 16 bytes */
+
+/* x^exponent modulo the polynomial of CRC-32C, as a factor of a product of 64 bits: these have an x too many. */
+static int64_t crc_factor(int exponent)
+{
+    uint32_t power = 0x80000000;
+    while (exponent-- > 0)
+        power = power >> 1 ^ (power & 1 ? 0x82F63B78 : 0);
+    return (int64_t)power << 1;
+}
+
+/* The same remainder by products of whole registers, two to four times as fast: what precedes is multiplied by the power of x
+ * that brings it FOLD_BYTES further, where the next bytes are added. Source: Gopal et al., "Fast CRC Computation for Generic
+ * Polynomials Using PCLMULQDQ Instruction", Intel 2009. */
+__attribute__((target("avx512f,vpclmulqdq,sse4.2,pclmul"))) static uint32_t crc_of_wide(const uint8_t *data, int64_t size)
+{
+    if (size < 4 * FOLD_BYTES)
+        return crc_of(data, size);
+    int64_t first = fold_factors[0], second = fold_factors[1], done = FOLD_BYTES;
+    __m512i factors = _mm512_set_epi64(second, first, second, first, second, first, second, first), folded[4];
+    for (int part = 0; part < 4; part++)
+        folded[part] = _mm512_loadu_si512(data + 64 * part);
+    for (; done + FOLD_BYTES <= size; done += FOLD_BYTES)
+        for (int part = 0; part < 4; part++) {
+            __m512i low = _mm512_clmulepi64_epi128(folded[part], factors, 0x00);
+            __m512i high = _mm512_clmulepi64_epi128(folded[part], factors, 0x11);
+            __m512i next = _mm512_loadu_si512(data + done + 64 * part);
+            folded[part] = _mm512_ternarylogic_epi64(low, high, next, 0x96); /* the sum of all three */
+        }
+    uint64_t words[FOLD_BYTES / 8], crc = 0;
+    memcpy(words, folded, sizeof words);
+    for (int i = 0; i < FOLD_BYTES / 8; i++)
+        crc = _mm_crc32_u64(crc, words[i]);
+    for (; done < size; done++)
+        crc = _mm_crc32_u8((uint32_t)crc, data[done]);
+    return (uint32_t)crc;
+}
 #else
 static uint32_t crc_joined(uint32_t crc, int64_t size, uint32_t own) { return 0; }
 static uint32_t crc_of(const uint8_t *data, int64_t size) { return 0; }
@@ -172,6 +212,7 @@ static uint32_t crc_of(const uint8_t *data, int64_t size) { return 0; }
 static const struct loops *loops = &loops_baseline;
 static const char *instructions = "baseline";
 static bool has_crc;
+static uint32_t (*fastest_crc)(const uint8_t *data, int64_t size) = crc_of;
 
 __attribute__((constructor)) static void choose_loops(void)
 {
@@ -186,6 +227,11 @@ __attribute__((constructor)) static void choose_loops(void)
     if (avx512 && (wanted == NULL || strcmp(wanted, "avx2") != 0)) {
         loops = &loops_avx512;
         instructions = "avx512";
+        if (has_crc && __builtin_cpu_supports("vpclmulqdq")) {
+            fold_factors[0] = crc_factor(8 * FOLD_BYTES + 32);
+            fold_factors[1] = crc_factor(8 * FOLD_BYTES - 32);
+            fastest_crc = crc_of_wide;
+        }
     } else if (__builtin_cpu_supports("avx2")) {
         loops = &loops_avx2;
         instructions = "avx2";
@@ -287,6 +333,34 @@ void kernels_decode(int codec, const uint8_t *data, int64_t n, const float *add_
 {
     struct coding coding = {.codec = codec, .n = n, .base = add_to, .encoded = data, .values = values};
     in_threads(decode_chunk, &coding, chunk_count(n), threads);
+}
+
+/* ── the next bytes ────────────────────────────────────────────────────────────────────────────────────────────── */
+
+/* Where the bytes of the values start to end lie in the data: those of their scales, and those of their codes. */
+static void regions_of(int codec, int64_t n, int64_t start, int64_t end, int64_t from[2], int64_t size[2])
+{
+    bool blocks = codec != FLOAT32 && codec != BFLOAT16;
+    int bits = codec == FLOAT32 ? 32 : codec == BFLOAT16 ? 16 : codec == INT8 ? 8 : codec == INT2 ? 2 : 4;
+    from[0] = blocks ? 2 * block_count(start) : 0;
+    size[0] = blocks ? 2 * block_count(end) - from[0] : 0;
+    from[1] = (blocks ? 2 * block_count(n) : 0) + start * bits / 8;
+    size[1] = (end * bits + 7) / 8 - start * bits / 8;
+}
+
+/* Begin to read bytes into the second-level cache. Loops that make several passes over a row leave memory idle meanwhile. */
+static inline void prefetch(const void *data, int64_t size)
+{
+    for (int64_t at = 0; at < size; at += 64)
+        __builtin_prefetch((const uint8_t *)data + at, 0, 2);
+}
+
+/* The same for the codes of count values from start on, or of the last ones. */
+static void prefetch_codes(const struct input *input, int64_t n, int64_t start, int count)
+{
+    int64_t from[2], size[2], begin = smaller(start, n - count);
+    regions_of(input->codec, n, begin, begin + count, from, size);
+    prefetch(input->data + from[1], size[1]);
 }
 
 /* ── products ──────────────────────────────────────────────────────────────────────────────────────────────────── */
@@ -413,17 +487,6 @@ struct examination {
     atomic_uint largest;
 };
 
-/* Where the bytes of the values start to end lie in the data: those of their scales, and those of their codes. */
-static void regions_of(int codec, int64_t n, int64_t start, int64_t end, int64_t from[2], int64_t size[2])
-{
-    bool blocks = codec != FLOAT32 && codec != BFLOAT16;
-    int bits = codec == FLOAT32 ? 32 : codec == BFLOAT16 ? 16 : codec == INT8 ? 8 : codec == INT2 ? 2 : 4;
-    from[0] = blocks ? 2 * block_count(start) : 0;
-    size[0] = blocks ? 2 * block_count(end) - from[0] : 0;
-    from[1] = (blocks ? 2 * block_count(n) : 0) + start * bits / 8;
-    size[1] = (end * bits + 7) / 8 - start * bits / 8;
-}
-
 static void examine_group(void *context, int64_t number)
 {
     struct examination *own = context;
@@ -434,7 +497,7 @@ static void examine_group(void *context, int64_t number)
         int64_t from[2], size[2];
         regions_of(own->input.codec, own->n, start, end, from, size);
         for (int region = 0; region < 2; region++)
-            own->checksums[number][region] = crc_of(own->input.data + from[region], size[region]);
+            own->checksums[number][region] = fastest_crc(own->input.data + from[region], size[region]);
     }
     for (; start < end; start += CHUNK_VALUES) {
         float sums[LANES] = {0};
@@ -442,6 +505,8 @@ static void examine_group(void *context, int64_t number)
         for (int64_t at = start; at < stop; at += ROW_VALUES) {
             int size = (int)smaller(ROW_VALUES, stop - at);
             const float *row;
+            if (own->checked && own->input.codec == FLOAT32) /* others are limited by their arithmetic */
+                prefetch_codes(&own->input, own->n, at + GROUP_CHUNKS * CHUNK_VALUES, size);
             rows_of(&own->input, 1, own->n, at, size, scratch, &row);
             loops->examine(row, size, sums, &largest);
         }
@@ -482,6 +547,8 @@ struct stepping {
     atomic_uint largest;
 };
 
+enum { VALUES_AHEAD = 2 * ROW_VALUES };
+
 static const float zeros[ROW_VALUES];
 
 /* Copy past the caches: what an outer step makes is not read again before it is out of them, and a line that is written
@@ -514,7 +581,12 @@ static void step_chunk(void *context, int64_t number)
     int64_t length = step->n / step->matrix_count;
     for (int64_t done = 0; done < count && decoding != NULL; done += ROW_VALUES) {
         int size = (int)smaller(ROW_VALUES, count - done);
-        int64_t at = start + done;
+        int64_t at = start + done, later = smaller(at + VALUES_AHEAD, step->n - size);
+        for (int m = 0; m < step->input_count; m++)
+            prefetch_codes(step->inputs + m, step->n, later, size);
+        for (int moment = 0; moment < moment_count; moment++)
+            prefetch(step->moments + moment * step->n + later, (int64_t)sizeof(float) * size);
+        prefetch(step->anchor + later, (int64_t)sizeof(float) * size);
         rows_of(step->inputs, step->input_count, step->n, at, size, decoding, rows);
         for (int from = 0; from < size;) {
             int64_t matrix = (at + from) / length;

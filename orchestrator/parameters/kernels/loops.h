@@ -250,12 +250,13 @@ static inline __attribute__((always_inline)) float *VARIANT(sums_of)(float *sums
     return sums + (i * row_count - i * (i - 1) / 2 + j - i) * LANES;
 }
 
-/* Some rows from i on times some from j on: so many values are read once for several products. */
+/* Some rows from i on times some from j on: so many values are read once for several products. The largest tile of a square
+ * has as many sums as half of the registers of AVX-512. */
 static inline __attribute__((always_inline)) void VARIANT(add_tile)(
     const float *const *rows, int row_count, int i, int height, int j, int width, int count, float *sums)
 {
     for (int lane = 0; lane < LANES; lane += WIDTH) {
-        lanes total[2][4];
+        lanes total[4][4];
         for (int p = 0; p < height; p++)
             for (int q = 0; q < width; q++)
                 total[p][q] = i + p > j + q ? (lanes){0} : *(lanes *)(VARIANT(sums_of)(sums, row_count, i + p, j + q) + lane);
@@ -274,7 +275,18 @@ static inline __attribute__((always_inline)) void VARIANT(add_tile)(
 /* Add the products of all pairs of rows to their sums; count is a multiple of LANES. */
 static void VARIANT(add_products)(const float *const *rows, int row_count, int count, float *sums)
 {
-    for (int i = 0; i < row_count; i += 2) {
+    int i = 0;
+#if WIDTH == 16 /* the others have too few registers */
+    for (; i + 4 <= row_count; i += 4) {
+        VARIANT(add_tile)(rows, row_count, i, 4, i, 4, count, sums);
+        int j = i + 4;
+        for (; j + 4 <= row_count; j += 4)
+            VARIANT(add_tile)(rows, row_count, i, 4, j, 4, count, sums);
+        for (; j < row_count; j++)
+            VARIANT(add_tile)(rows, row_count, i, 4, j, 1, count, sums);
+    }
+#endif
+    for (; i < row_count; i += 2) {
         if (i + 1 == row_count) {
             VARIANT(add_tile)(rows, row_count, i, 1, i, 1, count, sums);
             return;
