@@ -27,7 +27,6 @@ import ray
 
 from learners import checkpointing, state_transfer
 from learners.carried_parts import CarriedParts
-from learners.catching_up import CatchingUp, Loaded
 from learners.contract import Arrays, FirstRun, Trainer, broken_by
 from learners.factories import loop_plan, require_spread, trainer_of
 from learners.group import link
@@ -39,6 +38,7 @@ from learners.loop import EvaluationRequest, IslandLoop, LoopPlan
 from learners.outbox import Outbox, lower_priority, lower_priority_of_new, python_thread_ids, thread_ids
 from learners.peers import Peers, own_name, saved_windows
 from learners.plain_arrays import flattened
+from learners.state_transfer import CatchingUp, Loaded
 from learners.step_watch import Watchdog
 from orchestrator.actors import IslandFactory, MeetingPlace, PartWindow, Rank, SavedPlace
 from orchestrator.channel.endpoint import Carried, Membership
