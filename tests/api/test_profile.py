@@ -25,7 +25,9 @@ def test_a_trace_becomes_a_folder_and_a_second_never_overwrites_it(service: Inst
     assert "plugins/profile/run/host.trace.json.gz" in said
     assert (target / "plugins/profile/run/host.xplane.pb").read_bytes() == b"planes" * 100
     assert "already exists" in service.atoll("profile", job, "asia", "--out", str(target), code=2)
-    assert "--steps '0' is not a whole number from 1 to 100" in service.atoll("profile", job, "asia", "--steps", "0", code=2)
+    assert "--steps '0' is not a whole number from 1 to 100" in service.atoll(
+        "profile", job, "asia", "--steps", "0", code=2
+    )
     assert [path.name for path in target.parent.iterdir()] == ["trace"]
     problem = service.home.path / "clockwork" / "profile-problem"
     problem.write_text("The profiler failed: no room.")
