@@ -320,7 +320,7 @@ def source_words(fleet: Fleet, figures: Mapping[str, Figure]) -> Iterator[str]:
         if name.startswith("outer_") or value is None:
             continue
         source = figures[name].source if name in figures else "assumed"
-        words = span(value) if name in DURATIONS else f"{amount(value)}bps" if name == "line" else amount(value)
+        words = span(value) if name in DURATIONS else f"{value / 1e9:.3g} Gbps" if name == "line" else amount(value)
         yield f"  {name.replace('_', '-')}: {words} ({source})"
 
 

@@ -36,10 +36,10 @@ from orchestrator.system.disk import LocalDisk
 
 if TYPE_CHECKING:
     from api.client import Client
+    from api.schemas import Island
     from orchestrator.simulation.line_advice import SyncSettings
     from orchestrator.simulation.planner import Figure
     from orchestrator.simulation.published import Cell, Table
-    from orchestrator.status import Line
 
 
 SpecArgument = Annotated[
@@ -202,15 +202,17 @@ def _running(client: Client, name: str) -> tuple[dict[str, Figure], SyncSettings
             one.island,
             1.0 / one.steps_per_second if one.steps_per_second else None,
             one.tokens_total / one.steps_total if one.steps_total else None,
-            None if one.line is None else _slower_way(one.line),
+            _slower_way(one),
         )
         for one in job.islands
     ]
     return planner.of_running(spec, paces, seen)
 
 
-def _slower_way(line: Line) -> float | None:
-    """Return the bits per second of the slower way; None before payloads went both ways."""
+def _slower_way(island: Island) -> float | None:
+    """Return the bits per second of the slower way of its line; None before payloads went both ways."""
+    if (line := island.line) is None:
+        return None
     ways = ((line.up_bytes, line.up_busy_seconds), (sum(line.down_bytes.values()), line.down_busy_seconds))
     return min((8.0 * count / seconds if seconds else 0.0) for count, seconds in ways) or None
 

@@ -34,7 +34,8 @@ from orchestrator.errors import (
 from orchestrator.runtime import cluster, dead_nodes, run_copies
 from orchestrator.runtime.clusterfile import ClusterFile
 from orchestrator.runtime.node_agent import NodeAgent
-from orchestrator.runtime.placement import Node, node_groups_of
+from orchestrator.runtime.nodes import node_groups_of
+from orchestrator.runtime.placement import Node
 from orchestrator.runtime.processes import StartWatch
 from orchestrator.runtime.settings import (
     AUTHORITIES_VARIABLE,
@@ -142,8 +143,7 @@ class RayControlPort:
                 detail="The head's own node (its raylet), by which the service is part of the cluster, has died.",
                 remedy=f"{self._node_remedy()}; jobs train on meanwhile.",
             )
-        leaving = self._ask_head(cluster.leaving_nodes)
-        reaches = self._reaches()
+        leaving, reaches = self._ask_head(cluster.leaving_nodes), self._reaches()
         nodes = self._ask_head(cluster.nodes)
         down = {node.id for node in nodes if reaches.get(node.id, Reach.TAKEN) is not Reach.TAKEN}
         return node_groups_of(nodes, down, leaving)
@@ -492,8 +492,8 @@ class RayControlPort:
         return self._ask_actor(*_island(job_id, life), ISLAND_ANSWER_S, IslandInterface.profile, profile, steps)
 
     def read_profile(self, job_id: str, life: Life, profile: str, start: int, stop: int) -> bytes:
-        about, window = _island(job_id, life), (profile, start, stop)
-        return self._ask_actor(*about, ISLAND_ANSWER_S, IslandInterface.read_profile, *window)
+        about, read = _island(job_id, life), IslandInterface.read_profile
+        return self._ask_actor(*about, ISLAND_ANSWER_S, read, profile, start, stop)
 
     def save_parameters(self, job_id: str, held: Sequence[int] | None = None) -> str:
         """Θ, or what is newer than ``held``, is in a new file of the run folder. Raises Conflict before there is Θ."""

@@ -5,15 +5,13 @@ Source: Ray would wait without end, and without a word, for a label or a resourc
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from math import prod
 from typing import Protocol
 
 from orchestrator.runtime.settings import CONTROL_GROUP
-from orchestrator.status import NodeGroupRecord
-from orchestrator.system import release
 
 SLICE_LABEL, TOPOLOGY_LABEL, WORKER_LABEL = "ray.io/tpu-slice-name", "ray.io/tpu-topology", "ray.io/tpu-worker-id"
 """Ray's own, on every node with TPUs."""
@@ -35,39 +33,6 @@ class Node:
     host: str = ""
     labels: Mapping[str, str] = field(default_factory=dict)
     address: str = ""
-
-
-ACCELERATORS = ("GPU", "TPU")
-
-
-def node_groups_of(nodes: Iterable[Node], down: Collection[str], leaving: Collection[str]) -> list[NodeGroupRecord]:
-    """Return every group that has a node, by name, without the head's own. ``down`` and ``leaving`` are ids of nodes."""
-    groups: dict[str, NodeGroupRecord] = {}
-    for node in nodes:
-        if not node.group or node.group == CONTROL_GROUP:
-            continue
-        empty = NodeGroupRecord(
-            name=node.group,
-            region=node.region,
-            nodes=0,
-            cpus=0.0,
-            cpus_free=0.0,
-            accelerators=0,
-            nodes_leaving=0,
-            nodes_down=0,
-            builds=[],
-        )
-        group = groups.setdefault(node.group, empty)
-        if node.id in down:
-            group["nodes_down"] += 1
-            continue
-        group["nodes"] += 1
-        group["builds"] = sorted({*group["builds"], node.labels.get(release.LABEL, release.UNKNOWN)})
-        group["nodes_leaving"] += node.id in leaving
-        group["cpus"] += node.total.get("CPU", 0.0)
-        group["cpus_free"] += node.free.get("CPU", 0.0)
-        group["accelerators"] += int(sum(node.total.get(kind, 0.0) for kind in ACCELERATORS))
-    return [groups[name] for name in sorted(groups)]
 
 
 @dataclass(frozen=True, slots=True)

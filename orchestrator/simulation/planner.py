@@ -27,11 +27,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from math import exp, expm1, fsum, inf, lgamma, log, log1p, sqrt
-from statistics import median
 from typing import Any
 
 from pydantic import Field, ValidationError
 
+from orchestrator.accounting.series import median
 from orchestrator.core.vocabulary import Duration
 from orchestrator.errors import ConfigurationError, InvalidJobSpec
 from orchestrator.simulation.bandwidth import Traffic, exchange_of, utilisation

@@ -67,7 +67,7 @@ def test_a_running_job_is_planned_with_what_it_measured(service: Installation) -
     assert told["sources"]["round_trip"] == "assumed"
     said = service.atoll("plan", "--job", "latest", *rest)
     assert "step-s: 0.05 s (measured, the median of 4 islands)" in said
-    assert "line: 1Gbps (an option)" in said
+    assert "line: 1 Gbps (an option)" in said
     said = service.atoll("plan", "--groups", *rest, "--parameters", "1e6", "--step-s", "1")
     assert "islands: 4 (the service's 4 node groups)" in said
     assert "--step-s" in service.atoll("plan", "--groups", code=2)
