@@ -36,7 +36,7 @@ from api.installation.home import DEFAULT_HOME, TOKEN_VARIABLE, Home
 from api.schemas import (
     Answer, AuditTrail, Checkpoint, Checkpoints, Command, Commands, Diagnosis, Health, Island, Islands, Job, JobCheck,
     Jobs, JobSummary, Log, Logs, Merge, Merges, NewToken, NodeGroup, NodeGroupChange, NodeGroups, ProblemDocument,
-    Restart, RetentionPlan, Specification, TapeRecord, Token, TokenList,
+    Profile, Restart, RetentionPlan, Specification, TapeRecord, Token, TokenList,
 )  # fmt: skip
 
 # isort: on
@@ -231,6 +231,17 @@ class Client:
 
     def readd(self, job: str, island: str) -> Command:
         return self.send(job, commands.Readd(IslandId(island)))
+
+    def record_profile(self, job: str, island: str, profile: str, steps: int) -> Profile:
+        """Record a trace of the island's next inner steps under this name. A second call returns how far it is."""
+        return self._post(_profile(job, island, profile), Profile, {"steps": steps})
+
+    def profile(self, job: str, island: str, profile: str) -> Profile:
+        return self._get(_profile(job, island, profile), Profile)
+
+    def download_trace(self, job: str, island: str, profile: str, to: Path) -> None:
+        """Write a complete trace as a zip to the file ``to``. Raises Conflict while it is not complete."""
+        self._download(f"{_profile(job, island, profile)}/trace", to)
 
     def scale(self, job: str, node_group: str, count: int) -> Command:
         """Set the number of the job's islands on the node group. Islands that leave are drained."""
@@ -537,6 +548,10 @@ def _place_of(command: commands.Command) -> tuple[str, dict[str, Any] | None]:
             raise ConfigurationError(detail="A node group is cordoned for all jobs. Use cordon and uncordon.")
         case _:
             assert_never(command)
+
+
+def _profile(job: str, island: str, profile: str) -> str:
+    return f"/v1/jobs/{quote(job, safe='')}/islands/{quote(island, safe='')}/profiles/{quote(profile, safe='')}"
 
 
 def _runs(job: str) -> str:

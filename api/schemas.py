@@ -396,6 +396,24 @@ class Restart(Answer):
     detail: str
 
 
+PROFILE_STEPS_MAX = 100
+
+
+class Profile(Answer):
+    """Says how far a trace of an island's inner steps is."""
+
+    profile: str = Field(description="its name")
+    job: str
+    island: str
+    incarnation: int = Field(description="the process that records it, and has it until it ends")
+    steps: int = Field(description="the steps to record")
+    steps_taken: int = Field(description="of these, how many it has")
+    seconds: float = Field(description="how long these took; 0 until it has all")
+    stalled_s: float = Field(description="how long the island stood still for the profiler")
+    byte_count: int | None = Field(description="its size as a zip; null until it is complete")
+    problem: str = Field(description="why there is no trace; empty if there is one, or will be")
+
+
 class NodeGroupChange(Answer):
     """A node group as it is from now on, and the commands by which the jobs that run were told."""
 

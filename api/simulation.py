@@ -21,11 +21,13 @@ from orchestrator.tape.storage import TapeWriter
 
 if TYPE_CHECKING:
     from orchestrator.report.simulated import Line
-    from orchestrator.simulation.planner import Fleet, Planned
+    from orchestrator.simulation.planner import Figure, Fleet, Planned
     from orchestrator.simulation.published import Cell, Table
     from orchestrator.simulation.run import Simulated
 
 Row = Mapping[str, Any]
+DURATIONS = {"mtbf_host", "step_s", "round_trip", "host_return", "start"}
+"""The figures of a plan that are in seconds."""
 
 
 class TapeFiles:
@@ -285,8 +287,9 @@ def _curve_name(row: str) -> str:
 def plan_words(fleet: Fleet, outcome: Planned) -> Iterator[str]:
     """Yield what was planned, the settings for the line, the memory, and what was assumed."""
     best, settings = outcome.best, outcome.best.settings
+    islands = "1 island" if fleet.islands == 1 else f"{fleet.islands} islands"
     yield (
-        f"{amount(fleet.parameters)} parameters, {fleet.islands} islands, each of {fleet.hosts} × {fleet.accelerators} "
+        f"{amount(fleet.parameters)} parameters, {islands}, each of {fleet.hosts} × {fleet.accelerators} "
         f"accelerators. A host dies every {span(fleet.mtbf_host)} and is back after {span(fleet.host_return)}: an island "
         f"dies every {span(1.0 / fleet.death_rate)} and trains again after {span(fleet.outage_s)}."
     )
@@ -309,6 +312,16 @@ def plan_words(fleet: Fleet, outcome: Planned) -> Iterator[str]:
         f"Assumed: {amount(fleet.tokens_per_step)} tokens in an island's step of {fleet.step_s:g} s, "
         f"{amount(fleet.budget)} tokens in all."
     )
+
+
+def source_words(fleet: Fleet, figures: Mapping[str, Figure]) -> Iterator[str]:
+    """Yield a line for each figure of the plan: its value, and whether it was measured, specified or assumed."""
+    for name, value in fleet.model_dump().items():
+        if name.startswith("outer_") or value is None:
+            continue
+        source = figures[name].source if name in figures else "assumed"
+        words = span(value) if name in DURATIONS else f"{value / 1e9:.3g} Gbps" if name == "line" else amount(value)
+        yield f"  {name.replace('_', '-')}: {words} ({source})"
 
 
 def plan_table(fleet: Fleet, outcome: Planned) -> Listing:

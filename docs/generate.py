@@ -6,6 +6,7 @@
     docs/reference/rest.md                 every operation of the service, from its OpenAPI document
     docs/reference/metrics.md              every metric, from its catalogue
     docs/reference/kubernetes.md           every value of an installation on Kubernetes, and their JSON schema
+    docs/reference/simulation.md           every field of a simulated fleet, from its pydantic sections
     docs/reference/published.md            published tables beside ours, from docs/published (``make reproduce``)
     run-dir.md, tape.md, wire.md, data-index.md    the facts of formats, within prose written by hand
 
@@ -40,11 +41,20 @@ from orchestrator.core import commands, vocabulary
 from orchestrator.core.effects import Effect
 from orchestrator.core.events import Event, IslandReported
 from orchestrator.kubernetes import manifests, values
-from orchestrator.simulation import published
+from orchestrator.simulation import published, spec
+from orchestrator.simulation.distributions import Distribution
 from orchestrator.specification import bounds, config
 from orchestrator.tape.codec import REPORTED
 
 FOLDER = Path(__file__).resolve().parent / "reference"
+READ_AS: dict[Any, str] = {
+    spec.Seconds: "a duration: seconds, or such as `90s`, `30min`, `1y`",
+    spec.PositiveSeconds: "a duration above 0: seconds, or such as `90s`, `30min`, `1y`",
+    spec.Spread: "a duration, or a distribution of them: `exponential`, `uniform`, `lognormal` or `samples`",
+    spec.Bandwidth: "bits per second, or such as `800Mbps`, `5Gbps`",
+    spec.Number: "a whole number from 1, also as `8e9`",
+}
+"""What a type with a reader of its own takes."""
 SCHEMA = FOLDER.parent.parent / "deploy" / "kubernetes" / "values.schema.json"
 
 
@@ -64,6 +74,7 @@ def rendered() -> dict[Path, str]:
         "metrics.md": generate_service.metrics_page(),
         "kubernetes.md": kubernetes_page(),
         "published.md": published_page(),
+        "simulation.md": simulation_page(),
     }
     made = {FOLDER / name: "\n".join(lines).rstrip() + "\n" for name, lines in pages.items()}
     made[SCHEMA] = json.dumps(manifests.schema(), indent=2) + "\n"
@@ -116,6 +127,25 @@ def kubernetes_page() -> Iterator[str]:
             yield from section_of(inner, name)
 
 
+def simulation_page() -> Iterator[str]:
+    yield "# The simulator's file"
+    yield ""
+    yield MADE.format("orchestrator/simulation/spec.py")
+    yield ""
+    yield from prose(
+        "`atoll simulate SPEC` reads one YAML or JSON document with these sections ([simulate](../simulate.md)): a `fleet`, "
+        "or a `world` that `atoll tape fit` wrote. All mistakes are reported together. `deploy/configs/simulate.yaml` is a "
+        "complete example."
+    )
+    yield ""
+    yield from headed("## The document", spec.SimulationSpec)
+    yield from fields_of(spec.SimulationSpec, "")
+    for name, field in spec.SimulationSpec.model_fields.items():
+        inner = annotation_model(field)
+        if inner is not None:
+            yield from section_of(inner, name)
+
+
 def section_of(kind: type[BaseModel], path: str) -> Iterator[str]:
     """Yield a section, followed by the sections within it."""
     yield from headed(f"## `{path}`", kind)
@@ -130,7 +160,7 @@ def fields_of(kind: type[BaseModel], path: str) -> Iterator[str]:
     for name, field in kind.model_fields.items():
         takes, default = takes_of(f"{path}.{name}".lstrip("."), field), default_of(field)
         said = f"; {field.description}" if field.description else ""
-        yield from prose(f"- `{name}`: {takes}, {default}{said}", hanging="  ")
+        yield from prose(f"- `{field.alias or name}`: {takes}, {default}{said}", hanging="  ")
     yield ""
 
 
@@ -159,6 +189,9 @@ def takes_of(path: str, field: FieldInfo) -> str:
 
 def in_words(kind: Any, limits: tuple[Any, ...] = ()) -> str:
     """Describe a type with its limits. ``limits`` are those of the field; those of a part are in its annotation."""
+    for known, words in READ_AS.items():
+        if known == kind or get_args(known)[1] in limits:
+            return words
     if get_origin(kind) is Annotated:
         base, *inner = get_args(kind)
         return in_words(base, (*limits, *(limit for one in inner for limit in getattr(one, "metadata", (one,)))))
@@ -187,6 +220,10 @@ def default_of(field: FieldInfo) -> str:
         return "all defaults"
     if value is None or value == ():
         return "absent if not given"
+    if isinstance(value, get_args(Distribution)):
+        return f"default `{json.dumps(value.plain())}`"
+    if isinstance(value, tuple):
+        return f"default `{json.dumps(value)}`"
     if isinstance(value, bool):
         return f"default `{str(value).lower()}`"
     return f"default `{value:,}`".replace(",", "") if isinstance(value, int) else f"default `{value}`"

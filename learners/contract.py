@@ -282,6 +282,12 @@ def take_step(trainer: Trainer, schedule_step: int, lr_ratio: float) -> StepResu
     return cast(AdjustableTrainer, trainer).step(schedule_step, lr_ratio)
 
 
+class ProfiledTrainer(Trainer, Protocol):
+    """A trainer of which `atoll profile` can record a trace: ``profiler`` is "jax" or "torch", by what its steps run in."""
+
+    profiler: str
+
+
 class FragmentwiseTrainer(Trainer, Protocol):
     """A trainer that can measure Θ without having all of it on the host. Override ``evaluate`` and this method together."""
 

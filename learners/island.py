@@ -27,7 +27,6 @@ import ray
 
 from learners import checkpointing, state_transfer
 from learners.carried_parts import CarriedParts
-from learners.catching_up import CatchingUp, Loaded
 from learners.contract import Arrays, FirstRun, Trainer, broken_by
 from learners.factories import loop_plan, require_spread, trainer_of
 from learners.group import link
@@ -39,8 +38,9 @@ from learners.loop import EvaluationRequest, IslandLoop, LoopPlan
 from learners.outbox import Outbox, lower_priority, lower_priority_of_new, python_thread_ids, thread_ids
 from learners.peers import Peers, own_name, saved_windows
 from learners.plain_arrays import flattened
+from learners.state_transfer import CatchingUp, Donor, Loaded
 from learners.step_watch import Watchdog
-from orchestrator.actors import IslandFactory, MeetingPlace, PartWindow, Rank, SavedPlace
+from orchestrator.actors import IslandFactory, MeetingPlace, PartWindow, ProfileRecord, Rank, SavedPlace
 from orchestrator.channel.endpoint import Carried, Membership
 from orchestrator.core.messages import Announcement, IslandHoldings, IslandReport, NotSaved, Ready
 from orchestrator.core.vocabulary import Epoch, FragmentId, Incarnation, IslandId, ScheduleAnchor, Version
@@ -90,9 +90,7 @@ class Island:
         self._held_states = state_transfer.HeldStates(
             lambda: self._built().export_fragments(state_transfer.BOUNDARY_S, self._new_cut()), lambda: self._held_s
         )
-        self._cut_states: state_transfer.CutStates[Callable[[], list[state_transfer.Block]]] = state_transfer.CutStates(
-            lambda: self._held_s
-        )
+        self._cut_states = state_transfer.CutStates[Callable[[], list[state_transfer.Block]]](lambda: self._held_s)
         self._cut_count = itertools.count(1)
         self._peers = Peers(self._handed_over)
         self._chunks: dict[str, Arrays] = {}
@@ -186,10 +184,7 @@ class Island:
         loop = self._built()
         self._catching_up.fetch(
             (epoch, count),
-            {
-                actor: state_transfer.Donor(island, partial(self._state_of, epoch, actor))
-                for actor, island in donors.items()
-            },
+            {actor: Donor(island, partial(self._state_of, epoch, actor)) for actor, island in donors.items()},
             loop.fragment_count,
             lambda state: self._load_peer(state, cursor),
             of_one_boundary=self._of_one_boundary,
@@ -324,6 +319,13 @@ class Island:
         self._outbox.check_epoch(epoch)
         if self._loop is not None:
             self._loop.published.announce(announcement)
+
+    def profile(self, profile: str, steps: int | None) -> ProfileRecord:
+        """Begin to trace inner steps, or say how far that is (``Profiler.state``)."""
+        return self._built().profiler.state(profile, steps)
+
+    def read_profile(self, profile: str, start: int, stop: int) -> bytes:
+        return self._built().profiler.read(profile, start, stop)
 
     def holdings(self, epoch: Epoch) -> tuple[Epoch, IslandHoldings | None]:
         """Return the newest epoch heard of, and what this island holds, if it trained. Epoch 0 asks for the former alone."""

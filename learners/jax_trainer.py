@@ -53,13 +53,7 @@ def create(spec: Document, shard_index: int, shard_count: int) -> JaxTrainer:
     parsed = IslandSpec.of(spec)
     built = model.build(parsed)
     text = Text(parsed, built.vocabulary_size)
-    return JaxTrainer(
-        parsed,
-        built,
-        draw=lambda index: text.draw(index, shard_count),
-        shard_index=shard_index,
-        text=text,
-    )
+    return JaxTrainer(parsed, built, lambda index: text.draw(index, shard_count), shard_index=shard_index, text=text)
 
 
 class JaxTrainer:
@@ -67,6 +61,8 @@ class JaxTrainer:
 
     Not thread-safe: one thread at a time. Any thread may read snapshots.
     """
+
+    profiler = "jax"
 
     def __init__(
         self,

@@ -27,6 +27,7 @@ from learners.contract import Arrays, Trainer, broken_by, take_step
 from learners.handed_over import PublishedFragments
 from learners.island_arrays import ArraysPlan, Arrival, HeldPieces, IslandArrays, State, StateRequest
 from learners.outbox import Outbox
+from learners.profiling import Profiler
 from learners.state_transfer import Exports, FetchedState
 from learners.step_watch import StepWatch
 from orchestrator.core.commands import ChangedSettings
@@ -178,9 +179,8 @@ class IslandLoop:
         self._thread: threading.Thread | None = None
         self._exports: Exports[StateRequest, State] = Exports()
         self._cuts: Exports[Hashable, Cut] = Exports()
-        self._odometer = Odometer()
-        self._watch = StepWatch(plan.step_limits, outbox.put)
-        self._reported_at = monotonic()
+        self._watch, self.profiler = StepWatch(plan.step_limits, outbox.put), Profiler(trainer)
+        self._odometer, self._reported_at = Odometer(), monotonic()
         self._last_step_end: float | None = None
 
     @property
@@ -442,6 +442,7 @@ class IslandLoop:
             if self._evaluation is not None:
                 self._evaluate()
             steps = decided.plan.continuation is Continuation.STEP
+            self.profiler.boundary(steps=steps)
             if steps and self._group is not None:
                 # decide the next boundary now, as if the step were done; the message to the others travels meanwhile
                 with self._changed:

@@ -4,7 +4,7 @@ A peer with one process gives all of a fragment. If the peer or the receiver is 
 part: the peer keeps the state of one boundary under a name, and each receiving process gets the windows that it needs from
 each of the peer's processes (``state_transfer``).
 
-When states are fetched, and from which peers, is decided in ``catching_up``. Files of a checkpoint on the synchroniser's
+When states are fetched, and from which peers, is decided in ``state_transfer``. Files of a checkpoint on the synchroniser's
 machine are fetched here in the same way, for ``carried_parts``.
 """
 

@@ -90,6 +90,8 @@ def create(spec: Document, shard_index: int, shard_count: int) -> TorchTrainer:
 class TorchTrainer:
     """See ``contract.Trainer``. Not thread-safe: one thread at a time. Any thread may read snapshots."""
 
+    profiler = "torch"
+
     def __init__(self, spec: IslandSpec, shard_index: int, shard_count: int) -> None:
         self._spec, self._shard_index, self._shard_count = spec, shard_index, shard_count
         self._inner, self._model = spec.job.training.inner_optimizer, spec.job.model

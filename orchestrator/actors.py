@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Protocol, TypedDict, TypeVar
 
 from orchestrator.core.commands import ChangedSettings
 from orchestrator.core.messages import Announcement, IslandHoldings, IslandReport
@@ -108,6 +108,21 @@ class SavedPlace:
     url: str
     digest: str
     synchroniser: str
+
+
+class ProfileRecord(TypedDict):
+    """Says how far a trace of an island's steps is. It is complete once ``byte_count``, its size as a zip, is a number.
+
+    ``stalled_s`` is how long the island stood still for it; ``problem`` says why there is no trace.
+    """
+
+    profile: str
+    steps: int
+    steps_taken: int
+    seconds: float
+    stalled_s: float
+    byte_count: int | None
+    problem: str
 
 
 class EvaluatorInterface(Protocol):
@@ -259,6 +274,12 @@ class IslandInterface(Protocol):
     def evaluate(
         self, epoch: Epoch, global_version: int, versions: tuple[Version, ...], limit_s: float | None, /
     ) -> None: ...
+
+    # ── to the service ────────────────────────────────────────────────────────────────────────────────────────────
+
+    def profile(self, profile: str, steps: int | None, /) -> ProfileRecord: ...
+
+    def read_profile(self, profile: str, start: int, stop: int, /) -> bytes: ...
 
     # ── to another island ─────────────────────────────────────────────────────────────────────────────────────────
 

@@ -1,8 +1,14 @@
-"""Commands for a job's islands (list, kill, drain, place again, scale) and for node groups (list, cordon, uncordon)."""
+"""Commands for a job's islands (list, kill, drain, place again, profile, scale) and for node groups."""
 
 from __future__ import annotations
 
+import secrets
+import shutil
 import time
+import zipfile
+import zlib
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -25,10 +31,12 @@ from api.commands.common import (
     until_interrupted,
 )
 from api.installation.home import DEFAULT_HOME
+from orchestrator.errors import ConfigurationError, Conflict, DataError
+from orchestrator.system.roots import name_parts
 
 if TYPE_CHECKING:
     from api.client import Client
-    from api.schemas import Command, Job, NodeGroupChange
+    from api.schemas import Command, Job, NodeGroupChange, Profile
     from api.terminal.listing import Listing
 
 
@@ -81,6 +89,11 @@ def _conclude(change: NodeGroupChange, as_json: bool) -> None:
 
 
 DECISION_TIMEOUT_S = 20.0
+PROFILE_POLL_S = 0.3
+PROFILE_STEPS_MAX = 100
+STEP_PATIENCE_S = 600.0
+TRACE_BYTES_MAX = 4 << 30
+"""The files of a trace, unpacked: twice what an island keeps."""
 
 
 def islands(
@@ -169,6 +182,84 @@ def scale(
         conclude(client, client.scale(job, node_group, count), as_json)
 
 
+def profile(
+    job: JobArgument,
+    island: IslandArgument,
+    steps: Annotated[int, typer.Option("--steps", min=1, max=PROFILE_STEPS_MAX, help="Inner steps to record.")] = 5,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="DIR", help="Folder to write.", show_default="JOB-ISLAND-profile")
+    ] = None,
+    home: HomeOption = DEFAULT_HOME,
+    url: UrlOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Record a trace of an island's next inner steps while it trains, and fetch it.
+
+    TensorBoard (with XProf) opens the folder, and Perfetto the file *.trace.json.gz in it. The island stands still while its
+    profiler starts and writes; the command says for how long. Other islands train on.
+    """
+    name = secrets.token_hex(8)
+    with connect(home, url) as client:
+        job = client.job(job).job
+        target = (out or Path(f"{job}-{island}-profile")).absolute()
+        if target.exists():
+            raise ConfigurationError(detail=f"{target} already exists. Remove it, or give another --out.")
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with until_interrupted(), TemporaryDirectory(prefix=".profile-", dir=target.parent) as here:
+                recorded = _recorded(client, client.record_profile(job, island, name, steps))
+                packed, whole = Path(here) / "trace.zip", Path(here) / "trace"
+                client.download_trace(job, island, name, packed)
+                files = _unpack(packed, whole)
+                whole.rename(target)
+        except OSError as error:
+            raise ConfigurationError(detail=f"{target} cannot be written: {error}") from error
+    if as_json:
+        print_json(recorded)
+    few = "" if recorded.steps_taken == steps else f" (not {steps}: it stopped training, or two minutes were over)"
+    say(
+        f"wrote {target} with {recorded.steps_taken} steps{few}, {recorded.seconds:.3g} s of {island}, which stood still "
+        f"for {recorded.stalled_s:.2g} s"
+    )
+    say(f"open it with `tensorboard --logdir {target}`, or at ui.perfetto.dev: {', '.join(files)}")
+
+
+def _recorded(client: Client, state: Profile) -> Profile:
+    """Wait until the trace is complete. Raises Conflict if there is none, or the island takes no more steps."""
+    moved_at, steps_taken = time.monotonic(), -1
+    while state.byte_count is None and not state.problem:
+        if state.steps_taken != steps_taken:
+            moved_at, steps_taken = time.monotonic(), state.steps_taken
+        if time.monotonic() - moved_at > STEP_PATIENCE_S:
+            raise Conflict(
+                detail=f"Island {state.island} has taken no step for {STEP_PATIENCE_S:.0f} s, after {steps_taken} of "
+                f"{state.steps}.",
+                remedy=f"`atoll islands {state.job}` says what it does; its log is `atoll logs {state.job} {state.island}`.",
+            )
+        time.sleep(PROFILE_POLL_S)
+        state = client.profile(state.job, state.island, state.profile)
+    if state.problem:
+        raise Conflict(detail=f"There is no trace of island {state.island}: {state.problem}")
+    return state
+
+
+def _unpack(packed: Path, target: Path) -> list[str]:
+    """Unpack the zip into the new folder ``target``, and return the names of what Perfetto opens. Raises DataError."""
+    try:
+        with zipfile.ZipFile(packed) as archive:
+            members = archive.infolist()
+            if sum(member.file_size for member in members) > TRACE_BYTES_MAX:
+                raise DataError(detail=f"The trace has more than {TRACE_BYTES_MAX:,} bytes.")
+            for member in members:
+                path = target.joinpath(*name_parts(member.filename))
+                path.parent.mkdir(parents=True, exist_ok=True)
+                with archive.open(member) as source, path.open("xb") as copy:
+                    shutil.copyfileobj(source, copy)
+    except (zipfile.BadZipFile, zlib.error, EOFError) as error:
+        raise DataError(detail=f"The trace is damaged, record another: {error}") from error
+    return sorted(str(path.relative_to(target)) for path in target.rglob("*.trace.json.gz"))
+
+
 def conclude(client: Client, command: Command, as_json: bool) -> None:
     """Wait until the job has decided on a command, and print the outcome. Exit code 1 if it was refused."""
     decided = decision(client, command)
@@ -193,5 +284,5 @@ def decision(client: Client, command: Command) -> Command:
 
 
 def register(app: typer.Typer) -> None:
-    for command in (islands, kill, drain, readd, scale, node_groups, cordon, uncordon):
+    for command in (islands, kill, drain, readd, profile, scale, node_groups, cordon, uncordon):
         app.command(rich_help_panel="Islands")(command)

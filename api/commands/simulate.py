@@ -1,4 +1,6 @@
-"""`atoll simulate`, `atoll plan` and `atoll reproduce`: a fleet in virtual time, by formulas, and as published. No service.
+"""`atoll simulate`, `atoll plan` and `atoll reproduce`: a fleet in virtual time, by formulas, and as published.
+
+Only a plan of what a service has (--job, --groups) needs one.
 
 This module handles the options, shows progress on stderr and prints, writes and draws the results.
 ``orchestrator.simulation`` computes them. Ctrl-C prints what was simulated until then and exits with code 130.
@@ -16,11 +18,27 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from api.commands.common import INTERRUPTED, SEED_MAX, JsonOption, console, echo, print_json, say
+from api.commands.common import (
+    INTERRUPTED,
+    SEED_MAX,
+    HomeOption,
+    JsonOption,
+    UrlOption,
+    connect,
+    console,
+    echo,
+    print_json,
+    say,
+)
+from api.installation.home import DEFAULT_HOME
 from orchestrator.errors import ConfigurationError
 from orchestrator.system.disk import LocalDisk
 
 if TYPE_CHECKING:
+    from api.client import Client
+    from api.schemas import Island
+    from orchestrator.simulation.line_advice import SyncSettings
+    from orchestrator.simulation.planner import Figure
     from orchestrator.simulation.published import Cell, Table
 
 
@@ -36,6 +54,13 @@ PlanJobArgument = Annotated[
     Path | None,
     typer.Argument(metavar="[JOB.yaml]", help="A job whose model, islands, tokens and settings are planned."),
 ]
+RunningOption = Annotated[
+    str | None,
+    typer.Option(
+        "--job", metavar="JOB", help="Plan from what this job of the service has measured. latest: the newest."
+    ),
+]
+GroupsOption = Annotated[bool, typer.Option("--groups", help="Plan an island for each node group of the service.")]
 ParametersOption = Annotated[str | None, typer.Option(metavar="N", help="Trained parameters, such as 8e9.")]
 IslandsOption = Annotated[str | None, typer.Option(metavar="N", help="Islands.")]
 HostsOption = Annotated[str | None, typer.Option(metavar="N", help="Hosts of each island. It dies with any of them.")]
@@ -103,13 +128,18 @@ def plan(
     tokens: TokensOption = None,
     shards: ShardsOption = None,
     price: PriceOption = None,
+    running: RunningOption = None,
+    groups: GroupsOption = False,
+    home: HomeOption = DEFAULT_HOME,
+    url: UrlOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Plan a fleet before paying: goodput, H, P, τ and codec for its lines, memory, standbys, time and money.
 
-    The formulas are those of `atoll doctor --lines` and of the fleet simulator. Options count before the job's figures.
+    The figures come from options, from JOB.yaml, from a job of the service (--job), or from its node groups (--groups).
+    Options count first. The formulas are those of `atoll doctor --lines` and of the fleet simulator.
     """
-    from api.simulation import plan_table, plan_words
+    from api.simulation import plan_table, plan_words, source_words
     from orchestrator.simulation import planner
     from orchestrator.specification.config import parse_job, read_document
 
@@ -130,15 +160,61 @@ def plan(
         "price": None if price is None else price.rpartition("=")[2],
     }
     typed = {name: value for name, value in typed.items() if value is not None}
-    figures, settings = planner.of_job(parse_job(read_document(job))) if job is not None else ({}, None)
-    fleet = planner.fleet_of({**figures, **typed})
+    if (job is not None) + (running is not None) + groups > 1:
+        raise ConfigurationError(detail="JOB.yaml, --job and --groups exclude each other. Give one of them.")
+    figures: dict[str, planner.Figure] = {}
+    settings = None
+    if job is not None:
+        specified, settings = planner.of_job(parse_job(read_document(job)))
+        figures = {name: planner.Figure(value, str(job)) for name, value in specified.items()}
+    elif running is not None:
+        with connect(home, url) as client:
+            figures, settings = _running(client, running)
+    elif groups:
+        with connect(home, url) as client:
+            there = client.node_groups()
+        figures = planner.of_groups([(one.name, one.nodes, one.accelerators) for one in there if not one.cordoned])
+    figures |= {name: planner.Figure(value, "an option") for name, value in typed.items()}
+    fleet = planner.fleet_of({name: figure.value for name, figure in figures.items()})
     outcome = planner.planned(fleet, settings)
     if as_json:
-        print_json({"fleet": fleet.model_dump(), "plans": planner.plain(outcome)})
+        sources = {name: figures[name].source if name in figures else "assumed" for name in fleet.model_dump()}
+        print_json({"fleet": fleet.model_dump(), "sources": sources, "plans": planner.plain(outcome)})
         return
-    for text in plan_words(fleet, outcome):
+    for text in (*plan_words(fleet, outcome), *(source_words(fleet, figures) if running is not None or groups else ())):
         echo(text)
     console().print(plan_table(fleet, outcome))
+
+
+def _running(client: Client, name: str) -> tuple[dict[str, Figure], SyncSettings]:
+    """Return what a job of the service has measured. Its whole tape is read."""
+    from orchestrator.simulation import planner
+    from orchestrator.simulation.observed import Observed
+    from orchestrator.specification.config import parse_job
+    from orchestrator.tape.codec import decode_tagged
+
+    job, seen = client.job(name), Observed()
+    spec = parse_job(client.specification(job.job).specification)
+    for record in client.events(job.job, follow=False):
+        seen.apply(decode_tagged(record.event), tuple(map(decode_tagged, record.effects)))
+    paces = [
+        planner.Pace(
+            one.island,
+            1.0 / one.steps_per_second if one.steps_per_second else None,
+            one.tokens_total / one.steps_total if one.steps_total else None,
+            _slower_way(one),
+        )
+        for one in job.islands
+    ]
+    return planner.of_running(spec, paces, seen)
+
+
+def _slower_way(island: Island) -> float | None:
+    """Return the bits per second of the slower way of its line; None before payloads went both ways."""
+    if (line := island.line) is None:
+        return None
+    ways = ((line.up_bytes, line.up_busy_seconds), (sum(line.down_bytes.values()), line.down_busy_seconds))
+    return min((8.0 * count / seconds if seconds else 0.0) for count, seconds in ways) or None
 
 
 def _run_spec(file: Path, seed: int | None, tape: Path | None, plot: Path | None, as_json: bool) -> None:

@@ -18,6 +18,7 @@ from types import MappingProxyType
 from typing import Any, Protocol
 
 from orchestrator.core.commands import Command, Upgrade
+from orchestrator.core.vocabulary import Life
 from orchestrator.specification.config import JobSpec
 from orchestrator.specification.memory_budget import NodeMemory
 from orchestrator.status import CertificateRecord, NodeGroupRecord, StatusDocument, UnseenFile
@@ -126,6 +127,18 @@ class ControlPort(Protocol):
         With ``held``, versions of the fragments, the file has what is newer (``host.records``). Raises Conflict while there
         is no Θ yet. May take as long as the disk does.
         """
+        ...
+
+    def profile(self, job_id: str, life: Life, profile: str, steps: int | None) -> Mapping[str, Any]:
+        """Begin to record a trace of an island's inner steps under this name, or with None say how far it is.
+
+        Returns the fields of ``actors.ProfileRecord``. Idempotent by name. Raises NotFound if this incarnation is gone or
+        knows no such trace, and Conflict if it records another one or its trainer has no profiler.
+        """
+        ...
+
+    def read_profile(self, job_id: str, life: Life, profile: str, start: int, stop: int) -> bytes:
+        """Return bytes of the complete trace, a zip; fewer than requested if they are many. Raises as ``profile`` does."""
         ...
 
     def close(self) -> None:

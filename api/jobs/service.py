@@ -42,10 +42,22 @@ from api.jobs.translate import (
 )
 from api.run.archive import Archive, archive_of
 from api.run.folder import Run, damage_of_status, has_report, open_below, parsed, read_status
-from api.schemas import ALIVE, FINAL, Checkpoint, Command, Island, Job, JobState, JobSummary, Restart, Specification
+from api.schemas import (
+    ALIVE,
+    FINAL,
+    Checkpoint,
+    Command,
+    Island,
+    Job,
+    JobState,
+    JobSummary,
+    Profile,
+    Restart,
+    Specification,
+)
 from api.storage.store import DuplicateKey, JobRow, Store
 from orchestrator.core import commands
-from orchestrator.core.vocabulary import IslandId
+from orchestrator.core.vocabulary import Incarnation, IslandId, IslandState, Life
 from orchestrator.errors import Conflict, DataError, InfrastructureError, NotFound, in_words
 from orchestrator.models.huggingface.origin import Origin
 from orchestrator.specification.config import JobSpec, parse_job
@@ -57,6 +69,7 @@ from orchestrator.system.run_folder import REPORT
 logger = logging.getLogger(__name__)
 
 REPORT_BYTES_MAX = 64 << 20
+TRAINING = IslandState.TRAINING.value
 LIST_PATIENCE_S = 1.5
 """How long a list waits for slow jobs; all are queried at the same time."""
 QUEUE_PATIENCE_S = 10.0
@@ -246,6 +259,46 @@ class Service:
 
     def island(self, job: str, island: str) -> Island:
         return island_in(self.job(job), island)
+
+    def profile(self, job: str, island: str, profile: str, steps: int | None, caller: str = "") -> Profile:
+        """Begin a trace of the island's inner steps under this name, or with None return how far it is.
+
+        Raises Conflict unless the island trains, and as ``ControlPort.profile`` does.
+        """
+        row, life = self._life(job, island, is_begun=steps is None)
+        record = self._control.profile(row.job, life, profile, steps)
+        if steps is not None:
+            logger.info("job %s: a trace of %d steps of %s is recorded (asked by %s)", row.job, steps, island, caller)
+        return Profile(job=row.job, island=life[0], incarnation=life[1], **record)
+
+    def trace(self, job: str, island: str, profile: str) -> tuple[Profile, Iterator[bytes]]:
+        """Return a complete trace and its zip. Raises Conflict while it is not complete, or if there is none."""
+        state = self.profile(job, island, profile, None)
+        if state.byte_count is None:
+            why = state.problem or f"It has {state.steps_taken} of {state.steps} steps so far."
+            raise Conflict(detail=f"The trace {profile} of island {island} is not complete. {why}")
+        return state, self._windows(state, state.byte_count)
+
+    def _windows(self, state: Profile, byte_count: int) -> Iterator[bytes]:
+        start, life = 0, (IslandId(state.island), Incarnation(state.incarnation))
+        while start < byte_count:
+            window = self._control.read_profile(state.job, life, state.profile, start, byte_count)
+            yield window
+            start += len(window)
+
+    def _life(self, job: str, island: str, *, is_begun: bool) -> tuple[JobRow, Life]:
+        """Return the island's current incarnation. Raises Conflict if it does not train, unless its trace ``is_begun``."""
+        row = self._row(job)
+        answer = self._answer(row)
+        own = island_in(answer, island)
+        if answer.state.final:
+            raise Conflict(detail=f"Job {row.job} is already {answer.state}; its islands train no more.")
+        if own.state != TRAINING and not is_begun:
+            raise Conflict(
+                detail=f"Island {island} of job {row.job} is {own.state}, not training, so it takes no steps to trace.",
+                remedy=f"`atoll islands {row.job}` shows which islands train.",
+            )
+        return row, (IslandId(island), Incarnation(own.incarnation))
 
     def submit_command(
         self,

@@ -233,7 +233,7 @@ def refusals_of(method: str, path: str, operation: dict[str, Any]) -> Iterator[t
         yield "400", "The request is invalid, or its Idempotency-Key was used for another request"
     if "{" in path or "cursor" in names:
         yield "404", "Not found"
-    if method in CHANGING or path.startswith(LEFT_AT_THE_END):
+    if method in CHANGING or path.startswith(LEFT_AT_THE_END) or "{profile}" in path:
         yield "409", "Not possible in the current state"
     if "if-match" in names:
         yield "412", "It was changed since the read that `If-Match` names"

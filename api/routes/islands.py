@@ -1,11 +1,14 @@
-"""The islands of a job (list, kill, drain, place again), and the node groups of the fleet (list, cordon, uncordon)."""
+"""The islands of a job (list, kill, drain, place again, profile), and the node groups of the fleet."""
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Response
-from pydantic import BaseModel, ConfigDict, StrictBool
+from typing import Annotated
 
-from api.http.pools import FLEET, JOBS, runs_in
+from fastapi import APIRouter, Path, Request, Response
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt
+
+from api.http.pools import DOWNLOADS, FLEET, JOBS, chunks_in, in_pool, runs_in
+from api.http.streams import Stream
 from api.jobs.service import Service
 from api.jobs.status_cache import tag_of
 from api.jobs.translate import command_of
@@ -20,7 +23,7 @@ from api.routes.dependencies import (
     accepted,
     versioned,
 )
-from api.schemas import Command, Island, Islands, NodeGroupChange, NodeGroups
+from api.schemas import PROFILE_STEPS_MAX, Command, Island, Islands, NodeGroupChange, NodeGroups, Profile
 from orchestrator.core import commands
 from orchestrator.core.vocabulary import IslandId
 
@@ -116,6 +119,55 @@ def drain_island(
     Refused if the island does not train, or if no quorum would remain without it.
     """
     return accepted(service.submit_command(job, commands.Drain(IslandId(island)), caller, idempotency_key), response)
+
+
+PROFILE_NAME = r"^[A-Za-z0-9_-]{1,200}$"
+Name = Annotated[str, Path(pattern=PROFILE_NAME)]
+ZIP = "application/zip"
+
+
+class ProfileOptions(BaseModel):
+    """Options of a profile: how many inner steps the trace has."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    steps: StrictInt = Field(default=5, ge=1, le=PROFILE_STEPS_MAX)
+
+
+@router.post("/{island}/profiles/{profile}", status_code=202)
+def record_profile(
+    job: str,
+    island: str,
+    profile: Name,
+    service: ServiceHere,
+    options: ProfileOptions | None = None,
+    caller: Caller = ANONYMOUS,
+) -> Profile:
+    """Record a trace of the island's next inner steps, while it trains, under a name that the caller chooses.
+
+    The island stands still while its profiler starts and writes its files (`stalled_s`). It records one trace at a time,
+    of at most two minutes and 256 MiB, and drops it ten minutes after it is complete, or when it records another. Refused
+    unless the island trains in JAX or PyTorch. Idempotent by name.
+    """
+    return service.profile(job, island, profile, (options or ProfileOptions()).steps, caller)
+
+
+@router.get("/{island}/profiles/{profile}")
+def get_profile(job: str, island: str, profile: Name, service: ServiceHere) -> Profile:
+    """Return how far a trace is. 404 if the island's process does not know it, for example because it was replaced."""
+    return service.profile(job, island, profile, None)
+
+
+@router.get("/{island}/profiles/{profile}/trace", response_class=Stream, responses={200: {"content": {ZIP: {}}}})
+@in_pool(DOWNLOADS)
+def download_trace(request: Request, job: str, island: str, profile: Name, service: ServiceHere) -> Stream:
+    """Download a complete trace as a zip of the profiler's files, which TensorBoard, XProf or Perfetto opens."""
+    state, chunks = service.trace(job, island, profile)
+    headers = {
+        "Content-Disposition": f'attachment; filename="{state.job}-{island}-profile.zip"',
+        "Content-Length": str(state.byte_count),
+    }
+    return Stream(request, chunks_in(DOWNLOADS, chunks), ZIP, headers)
 
 
 @router.post("/{island}/readd", status_code=202)

@@ -112,6 +112,10 @@ class ClusterFile:
             secret = ""
         return "" if digest_of(secret) == digest else f"{path} is damaged: it is not the secret of the running cluster"
 
+    def secret(self) -> str:
+        """Return the cluster's secret; empty if its file is unreadable."""
+        return _text_of(self.token_path).strip()
+
     def restore_token(self, remembered: str = "") -> bool:
         """Write the cluster's secret again if its file is missing or damaged. Return True if that was needed.
 

@@ -18,9 +18,10 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import psutil
 
-from orchestrator.actors import ActorHandle, SynchroniserInterface
+from orchestrator.actors import ActorHandle, ActorT, IslandInterface, ProfileRecord, SynchroniserInterface
 from orchestrator.certificates import peer
 from orchestrator.core.commands import Command, Upgrade
+from orchestrator.core.vocabulary import Life
 from orchestrator.errors import (
     Conflict,
     FilesElsewhere,
@@ -33,18 +34,20 @@ from orchestrator.errors import (
 from orchestrator.runtime import cluster, dead_nodes, run_copies
 from orchestrator.runtime.clusterfile import ClusterFile
 from orchestrator.runtime.node_agent import NodeAgent
+from orchestrator.runtime.nodes import node_groups_of
 from orchestrator.runtime.placement import Node
 from orchestrator.runtime.processes import StartWatch
 from orchestrator.runtime.settings import (
     AUTHORITIES_VARIABLE,
     CONTROL_GROUP,
     SYNCHRONISER_OPTIONS,
+    island_name,
     synchroniser_name,
 )
 from orchestrator.specification.config import JobSpec
 from orchestrator.specification.memory_budget import NodeMemory
 from orchestrator.status import CertificateRecord, NodeGroupRecord, StatusDocument, UnseenFile
-from orchestrator.system import home_files, object_store, python_process, release
+from orchestrator.system import object_store, python_process, release
 from orchestrator.system.marks import BY_UP
 from orchestrator.system.mirror import JobObjects, delete_log
 from orchestrator.system.ports import REACH_S, Reach
@@ -62,6 +65,8 @@ START_LOOK_S = 2.0
 ASK_NODES_S = 10.0
 """What a question to all nodes may take. A process that has to be started first may need it."""
 ANSWER_TIMEOUT_S = 10.0
+ISLAND_ANSWER_S = 30.0
+"""An island that writes the files of a trace answers late."""
 REHEARSED_WITHIN_S = 60.0
 """A process starts and replays the whole tape of a job."""
 NOTHING_MORE = AllowedRoots()
@@ -71,7 +76,6 @@ FLOAT32_BYTES = 4
 CERTIFICATES_FRESH_S = 300.0
 QUESTIONS_MAX = 16
 """To the head, at a time. Each is answered within milliseconds, or by nobody."""
-ACCELERATORS = ("GPU", "TPU")
 DEAD_S = 3.0
 """How long a node's machine must refuse connections before the head forgets the node."""
 
@@ -97,7 +101,7 @@ class RayControlPort:
 
     def __init__(self, head: ClusterFile | None = None, private: Sequence[Path] = (), store: str | None = None) -> None:
         self._head, self._private, self._job_store = head, private, store
-        self._secret = _secret_of(head)
+        self._secret = head.secret() if head is not None else ""
         self._copies: run_copies.RunCopies | None = None
         self._certificates: list[CertificateRecord] = []
         self._certificates_at = -math.inf
@@ -139,34 +143,10 @@ class RayControlPort:
                 detail="The head's own node (its raylet), by which the service is part of the cluster, has died.",
                 remedy=f"{self._node_remedy()}; jobs train on meanwhile.",
             )
-        groups: dict[str, NodeGroupRecord] = {}
-        leaving = self._ask_head(cluster.leaving_nodes)
-        reaches = self._reaches()
-        for node in self._ask_head(cluster.nodes):
-            if not node.group or node.group == CONTROL_GROUP:
-                continue
-            empty = NodeGroupRecord(
-                name=node.group,
-                region=node.region,
-                nodes=0,
-                cpus=0.0,
-                cpus_free=0.0,
-                accelerators=0,
-                nodes_leaving=0,
-                nodes_down=0,
-                builds=[],
-            )
-            group = groups.setdefault(node.group, empty)
-            if reaches.get(node.id, Reach.TAKEN) is not Reach.TAKEN:
-                group["nodes_down"] += 1
-                continue
-            group["nodes"] += 1
-            group["builds"] = sorted({*group["builds"], node.labels.get(release.LABEL, release.UNKNOWN)})
-            group["nodes_leaving"] += node.id in leaving
-            group["cpus"] += node.total.get("CPU", 0.0)
-            group["cpus_free"] += node.free.get("CPU", 0.0)
-            group["accelerators"] += int(sum(node.total.get(kind, 0.0) for kind in ACCELERATORS))
-        return [groups[name] for name in sorted(groups)]
+        leaving, reaches = self._ask_head(cluster.leaving_nodes), self._reaches()
+        nodes = self._ask_head(cluster.nodes)
+        down = {node.id for node in nodes if reaches.get(node.id, Reach.TAKEN) is not Reach.TAKEN}
+        return node_groups_of(nodes, down, leaving)
 
     def _reaches(self) -> dict[str, Reach]:
         """Return whether each node answers, by id. The head forgets nodes that have been dead for ``DEAD_S``.
@@ -508,6 +488,13 @@ class RayControlPort:
             raise _not_here(job_id)
         return f"process {process.pid} of its synchroniser was ended; a new one continues from tape and journal"
 
+    def profile(self, job_id: str, life: Life, profile: str, steps: int | None) -> ProfileRecord:
+        return self._ask_actor(*_island(job_id, life), ISLAND_ANSWER_S, IslandInterface.profile, profile, steps)
+
+    def read_profile(self, job_id: str, life: Life, profile: str, start: int, stop: int) -> bytes:
+        about, read = _island(job_id, life), IslandInterface.read_profile
+        return self._ask_actor(*about, ISLAND_ANSWER_S, read, profile, start, stop)
+
     def save_parameters(self, job_id: str, held: Sequence[int] | None = None) -> str:
         """Θ, or what is newer than ``held``, is in a new file of the run folder. Raises Conflict before there is Θ."""
         timeout_s = SAVE_BASE_S + FLOAT32_BYTES * sum(self.status(job_id)["fragment_parameters"]) / SAVE_BYTES_PER_S_MIN
@@ -537,27 +524,39 @@ class RayControlPort:
         *arguments: Arguments.args,
         **named: Arguments.kwargs,
     ) -> Answer:
-        actor: ActorHandle[SynchroniserInterface] | None
-        actor = self._ask_head(lambda: cluster.actor_named(synchroniser_name(job_id)))
+        who, gone = f"The synchroniser of job {job_id}", _not_here(job_id)
+        return self._ask_actor(synchroniser_name(job_id), who, gone, timeout_s, method, *arguments, **named)
+
+    def _ask_actor(
+        self,
+        name: str,
+        who: str,
+        gone: NotFound,
+        timeout_s: float,
+        method: Callable[Concatenate[ActorT, Arguments], Answer],
+        *arguments: Arguments.args,
+        **named: Arguments.kwargs,
+    ) -> Answer:
+        actor: ActorHandle[ActorT] | None
+        actor = self._ask_head(lambda: cluster.actor_named(name))
         import ray  # not before the head answers
 
         if actor is None:
-            raise _not_here(job_id)
+            raise gone
         if not actor.has(method):
-            what = method.__name__
-            detail = f"The synchroniser of job {job_id} was started by another build, which has no {what!r}."
             raise Conflict(
-                detail=detail, remedy="Training continues. After a restart of the synchroniser the request will work."
+                detail=f"{who} was started by another build, which has no {method.__name__!r}.",
+                remedy="Training continues. After a restart of that process the request will work.",
             )
         try:
             return ray.get(actor.call(method, *arguments, **named), timeout=timeout_s)
         except ray.exceptions.RayTaskError as error:
             raise error.cause from error  # our own errors, as they were raised over there
         except ray.exceptions.ActorDiedError as error:
-            raise _not_here(job_id) from error
+            raise gone from error
         except (ray.exceptions.RayError, TimeoutError) as error:
             raise InfrastructureError(
-                detail=f"The synchroniser of job {job_id} does not answer: {in_words(error)}",
+                detail=f"{who} does not answer: {in_words(error)}",
                 remedy=f"{no_room} Training continues."
                 if (no_room := self._without_room())
                 else "Try again. Training continues.",
@@ -588,12 +587,13 @@ class RayControlPort:
             log.warning("%s", error)
 
 
-def _secret_of(head: ClusterFile | None) -> str:
-    """Return the secret by which this process has joined the cluster; empty if its file is unreadable by now."""
-    try:
-        return home_files.read(head.token_path).strip() if head is not None else ""
-    except (OSError, ValueError):
-        return ""
+def _island(job_id: str, life: Life) -> tuple[str, str, NotFound]:
+    """Return the name of the island's process, what to call it, and the error for its absence."""
+    who = f"Incarnation {life[1]} of island {life[0]}"
+    gone = NotFound(
+        detail=f"{who} has ended, and its trace with it.", remedy="Record another once the island trains again."
+    )
+    return island_name(job_id, *life), who, gone
 
 
 def _not_here(job_id: str) -> NotFound:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -21,13 +21,16 @@ from orchestrator.core.vocabulary import Life
 from orchestrator.errors import in_words
 from orchestrator.runtime import cluster
 from orchestrator.runtime.placement import Leaving, Node, refusal
-from orchestrator.runtime.settings import NODE_ID_LABEL
+from orchestrator.runtime.settings import CONTROL_GROUP, NODE_ID_LABEL
+from orchestrator.status import NodeGroupRecord
+from orchestrator.system import release
 from orchestrator.system.ports import Reach
 from orchestrator.system.signals import left_label
 
 log = logging.getLogger(__name__)
 
 NOTHING: Mapping[str, float] = MappingProxyType({})
+ACCELERATORS = ("GPU", "TPU")
 WATCH_S = 1.0
 LOOK_S = 5.0
 """A look is over within seconds; one that is not says nothing of the nodes."""
@@ -178,3 +181,33 @@ class Orphans:
 class _Orphan:
     node_id: str
     reachable_since: float | None = None
+
+
+def node_groups_of(nodes: Iterable[Node], down: Collection[str], leaving: Collection[str]) -> list[NodeGroupRecord]:
+    """Return every group that has a node, by name, without the head's own. ``down`` and ``leaving`` are ids of nodes."""
+    groups: dict[str, NodeGroupRecord] = {}
+    for node in nodes:
+        if not node.group or node.group == CONTROL_GROUP:
+            continue
+        empty = NodeGroupRecord(
+            name=node.group,
+            region=node.region,
+            nodes=0,
+            cpus=0.0,
+            cpus_free=0.0,
+            accelerators=0,
+            nodes_leaving=0,
+            nodes_down=0,
+            builds=[],
+        )
+        group = groups.setdefault(node.group, empty)
+        if node.id in down:
+            group["nodes_down"] += 1
+            continue
+        group["nodes"] += 1
+        group["builds"] = sorted({*group["builds"], node.labels.get(release.LABEL, release.UNKNOWN)})
+        group["nodes_leaving"] += node.id in leaving
+        group["cpus"] += node.total.get("CPU", 0.0)
+        group["cpus_free"] += node.free.get("CPU", 0.0)
+        group["accelerators"] += int(sum(node.total.get(kind, 0.0) for kind in ACCELERATORS))
+    return [groups[name] for name in sorted(groups)]

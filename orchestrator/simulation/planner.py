@@ -24,17 +24,19 @@ Activations are not part of the memory, and the cost of larger H for the model i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from math import exp, expm1, fsum, inf, lgamma, log, log1p, sqrt
 from typing import Any
 
 from pydantic import Field, ValidationError
 
+from orchestrator.accounting.series import median
 from orchestrator.core.vocabulary import Duration
 from orchestrator.errors import ConfigurationError, InvalidJobSpec
 from orchestrator.simulation.bandwidth import Traffic, exchange_of, utilisation
 from orchestrator.simulation.line_advice import INTERVAL_MAX, Advice, Demand, Line, SyncSettings, advised, bits_of
+from orchestrator.simulation.observed import Observed
 from orchestrator.simulation.spec import Bandwidth, Number, PositiveSeconds, Seconds
 from orchestrator.specification.config import JobSpec
 from orchestrator.specification.memory_budget import (
@@ -56,6 +58,8 @@ SAVE_S: Duration = 30.0
 TOKENS_PER_PARAMETER = 20.0
 """The default budget, of which Hoffmann et al. (arXiv:2203.15556) found that it suits a compute budget best."""
 STANDBYS_MAX = 4
+GOODPUT_MIN = 0.001
+"""A fleet below this has no plan."""
 LINE = "the line"
 
 
@@ -157,6 +161,92 @@ def of_job(spec: JobSpec) -> tuple[dict[str, Any], SyncSettings]:
     return {name: value for name, value in figures.items() if value is not None}, SyncSettings.of(sync)
 
 
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A figure of a fleet, and where it comes from: measured, from the specification, or assumed, in words."""
+
+    value: Any
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """The measured pace of an island: tokens and seconds of an inner step, and its line's slower direction in bits/s."""
+
+    island: str
+    step_s: Duration | None
+    tokens_per_step: float | None
+    line: float | None
+
+
+def of_running(spec: JobSpec, paces: Sequence[Pace], seen: Observed) -> tuple[dict[str, Figure], SyncSettings]:
+    """Return the figures of a job that runs or has run: what it measured, else what its specification says.
+
+    What neither has is missing, or has the default of ``Fleet``. The slowest island's line counts. A line is measured while
+    payloads travel, so short or small ones make it look thinner than it is.
+    """
+    specified, settings = of_job(spec)
+    figures = {name: Figure(value, "the specification") for name, value in specified.items()}
+    steps = [pace.step_s for pace in paces if pace.step_s]
+    if steps:
+        figures["step_s"] = Figure(median(steps), f"measured, the median of {_counted(len(steps), 'island')}")
+    if tokens := [pace.tokens_per_step for pace in paces if pace.tokens_per_step]:
+        figures["tokens_per_step"] = Figure(round(median(tokens)), "measured")
+    if lines := [(pace.line, pace.island) for pace in paces if pace.line]:
+        slowest, island = min(lines)
+        figures["line"] = Figure(slowest, f"measured, the slower way of {island}, the slowest of {len(lines)}")
+    return figures | _of_deaths(specified.get("hosts", 1), seen), settings
+
+
+def _of_deaths(hosts: int, seen: Observed) -> dict[str, Figure]:
+    """Return how often hosts died on the tape, and how long it took to replace them and to start."""
+    figures = {}
+    crashes = sorted((at, island) for island, at, _ in seen.crashes)
+    lives = [life for life in seen.lives.values() if life.placed_at is not None]
+    there_s = hosts * fsum(max(0.0, min(life.ended_at, seen.until) - (life.placed_at or 0.0)) for life in lives)
+    if there_s > 0.0:
+        deaths = f"{_counted(len(crashes), 'death')} in {there_s / 3600.0:.3g} host-hours of its tape"
+        source = f"measured, {deaths}" if crashes else f"assumed, one death in as long as was seen: {deaths}"
+        figures["mtbf_host"] = Figure(there_s / max(1, len(crashes)), source)
+    starts = [
+        life.training_ordered_at - (life.placed_at or 0.0) for life in lives if life.training_ordered_at is not None
+    ]
+    if starts:
+        figures["start"] = Figure(median(starts), f"measured, the median of {_counted(len(starts), 'start')}")
+    returns = []
+    for at, island in crashes:
+        later = (life.placed_at for (name, _), life in seen.lives.items() if name == island and life.placed_at)
+        returns += [min(placed - at for placed in after)] if (after := [one for one in later if one > at]) else []
+    if returns:
+        figures["host_return"] = Figure(median(returns), f"measured, the median of {_counted(len(returns), 'return')}")
+    return figures
+
+
+def of_groups(nodes: Sequence[tuple[str, int, int]]) -> dict[str, Figure]:
+    """Return the figures of node groups without a job: each an island. ``nodes`` are (name, nodes, accelerators).
+
+    The smallest group counts for all. Raises ConfigurationError if there is no group with nodes.
+    """
+    there = [(count, accelerators) for _, count, accelerators in nodes if count]
+    if not there:
+        raise ConfigurationError(
+            detail="No node group of the service has a node. Start one, or describe the fleet by options."
+        )
+    hosts, accelerators = min(there)
+    source = f"the service's {_counted(len(there), 'node group')}"
+    return {
+        "islands": Figure(len(there), source),
+        "hosts": Figure(hosts, f"{source}, the smallest of them"),
+        "accelerators": Figure(
+            max(1, accelerators // hosts), source if accelerators else f"{source}, which have none: 1"
+        ),
+    }
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
 def planned(fleet: Fleet, current: SyncSettings | None = None) -> Planned:
     """Return plans by what they cost, or by time if there is no price. Raises ConfigurationError if the line is too thin."""
     current = current or SyncSettings.of(SynchroniserSection.model_construct())
@@ -171,6 +261,12 @@ def planned(fleet: Fleet, current: SyncSettings | None = None) -> Planned:
         )
     plans = [_plan(fleet, advice.settings, standbys) for standbys in range(min(STANDBYS_MAX, fleet.islands) + 1)]
     best, *others = sorted(plans, key=lambda plan: (plan.seconds if plan.money is None else plan.money, plan.standbys))
+    if best.goodput < GOODPUT_MIN:
+        raise ConfigurationError(
+            detail=f"An island of this fleet dies every {1.0 / fleet.death_rate:.3g} s and trains again after "
+            f"{fleet.outage_s:.3g} s, so that its goodput is {best.goodput:.2g} and it does not get on. Give islands of "
+            "fewer hosts, a longer --mtbf-host, or a shorter --host-return and --start."
+        )
     return Planned(current, best, tuple(others), _data_parallel(fleet), advice)
 
 
@@ -272,5 +368,8 @@ def rows(outcome: Planned) -> Iterator[tuple[str, Plan]]:
 
 
 def plain(outcome: Planned) -> list[dict[str, Any]]:
-    """Return the rows as plain data."""
-    return [{"row": name, **asdict(plan)} for name, plan in rows(outcome)]
+    """Return the rows as plain data. What would take for ever has None as its time and money."""
+    return [
+        {"row": name, **{key: None if value == inf else value for key, value in asdict(plan).items()}}
+        for name, plan in rows(outcome)
+    ]

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from learners.catching_up import CatchingUp
 from learners.outbox import Outbox
-from learners.state_transfer import Donor, DonorReply
+from learners.state_transfer import CatchingUp, Donor, DonorReply
 from orchestrator.core.messages import CatchUpFailure
 from orchestrator.core.vocabulary import IslandId
 from orchestrator.errors import DataError

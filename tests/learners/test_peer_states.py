@@ -11,15 +11,16 @@ import numpy as np
 import pytest
 
 from learners import jax_trainer, state_transfer, synthetic
-from learners.catching_up import CatchingUp, Loaded
 from learners.outbox import Outbox
 from learners.state_transfer import (
+    CatchingUp,
     CutStates,
     Donor,
     DonorReply,
     FetchedState,
     Fragments,
     HeldStates,
+    Loaded,
     StateFetch,
     Throttle,
 )

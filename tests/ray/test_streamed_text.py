@@ -6,6 +6,7 @@ import io
 import json
 import os
 import signal
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ from learners.corpus import builtin_documents
 from learners.text import Text
 from learners.tokenizer_training import main as train_tokenizer
 from orchestrator.core import events
+from orchestrator.core.vocabulary import Incarnation, IslandId
+from orchestrator.errors import Conflict, NotFound
 from orchestrator.runtime.control_port import RayControlPort
 from orchestrator.specification.config import parse_job
 from orchestrator.system.roots import AllowedRoots
@@ -134,11 +137,31 @@ def test_an_island_that_was_killed_reads_on_and_the_outcome_has_a_loss_by_source
 def _killed_and_back(job: Job, survivor: Path, victim: Path) -> dict[str, Any]:
     """The status at its end. Both are slow until the victim is killed, the survivor until it is back: work is left."""
     first = job.wait_for_merge(VICTIM, 1)
+    _trace_both(job)
     os.kill(first["pid"], signal.SIGKILL)
+    with pytest.raises(NotFound, match=f"Incarnation 1 of island {VICTIM} has ended, and its trace with it"):
+        job.port.profile(job.id, (IslandId(VICTIM), Incarnation(1)), "long", None)
     victim.unlink()
     job.wait_for_merge(VICTIM, 2)
     survivor.unlink()
     return job.wait_for_end()
+
+
+def _trace_both(job: Job) -> None:
+    """Fetch a trace of the survivor's steps while it trains, and begin one of the victim's that its end cuts off."""
+    own, victim = (IslandId(SURVIVOR), Incarnation(1)), (IslandId(VICTIM), Incarnation(1))
+    assert job.port.profile(job.id, victim, "long", 100)["byte_count"] is None
+    job.port.profile(job.id, own, "short", 2)
+    with pytest.raises(Conflict, match="Another trace of this island is being recorded"):
+        job.port.profile(job.id, own, "other", 2)
+    job.wait_until(lambda: job.port.profile(job.id, own, "short", None)["byte_count"], "the trace")
+    about, content = job.port.profile(job.id, own, "short", None), b""
+    assert (about["steps_taken"], about["problem"]) == (2, "")
+    while len(content) < (about["byte_count"] or 0):
+        content += job.port.read_profile(job.id, own, "short", len(content), about["byte_count"] or 0)
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        assert archive.testzip() is None
+        assert {name.rpartition(".")[2] for name in archive.namelist()} == {"pb", "gz"}
 
 
 def _noted(path: Path) -> list[tuple[int, int, str]]:

@@ -158,7 +158,7 @@ def test_all_mistakes_are_named_as_options():
     assert {"--parameters", "--islands", "--mtbf-host", "--step-s", "--price"} <= paths
 
 
-@pytest.mark.parametrize("figures", [{"islands": 4096}, {"mtbf_host": "1s"}, {"hosts": 65_536}, {"host_return": 0}])
+@pytest.mark.parametrize("figures", [{"islands": 4096}, {"host_return": 0}, {"islands": 1, "hosts": 1}])
 def test_extreme_fleets_have_figures(figures):
     found = planned(fleet_of({**FIGURES, **figures}))
     for row in plain(found):
@@ -174,3 +174,9 @@ def test_a_job_gives_what_it_has():
     assert (
         planned(fleet_of({**figures, "mtbf_host": "3d", "line": "5Gbps", "step_s": 0.1}), settings).best.goodput > 0.9
     )
+
+
+@pytest.mark.parametrize("figures", [{"mtbf_host": "1s"}, {"hosts": 65_536}])
+def test_a_fleet_that_dies_faster_than_it_starts_is_refused(figures):
+    with pytest.raises(ConfigurationError, match="An island of this fleet dies every "):
+        planned(fleet_of({**FIGURES, **figures}))
