@@ -211,7 +211,7 @@ def reproduce(
     if not trained and (unused := [name for name, value in options.items() if value]):
         raise ConfigurationError(detail=f"{unused[0]} is for trained tables. Name one: {', '.join(TRAINED)}.")
     if other := sorted({*(size or ())} - {*TRAINED_SIZES, "all"}):
-        raise ConfigurationError(detail=f"--size {other[0]} is none of {', '.join(TRAINED_SIZES)} and all.")
+        raise ConfigurationError(detail=f"There is no --size {other[0]}. Sizes: {', '.join(TRAINED_SIZES)}, or all.")
     wanted = [table for name, table in TABLES.items() if not tables or name in tables]
     results: list[dict[str, Any]] = []
     try:

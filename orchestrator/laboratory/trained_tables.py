@@ -236,7 +236,7 @@ class Wanted:
 
     @property
     def about(self) -> str:
-        """What ``--only`` looks at."""
+        """Return the name in which ``--only`` looks for its text."""
         return f"{self.cell.row}, {self.cell.column}"
 
 
@@ -410,7 +410,7 @@ def _trainings(wanted: Sequence[Wanted]) -> list[Training]:
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """What a step costs here: ``step_s`` by optimizer for a tiny one, and the FLOP per second of a large one."""
+    """The measured speed: ``step_s`` is the time of a tiny step by optimizer, and ``flops`` the FLOP/s of a large one."""
 
     step_s: Mapping[Kind, float]
     flops: float

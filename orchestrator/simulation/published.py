@@ -386,7 +386,8 @@ TRAINED: Mapping[str, Table] = {
             _shape_of_ablations,
             (
                 "Published are losses for bits and τ, and for the others by how much a mean score of text tasks is lower.",
-                "AdamW, 20 tokens per parameter, H = 24, P = 8, τ = 2; of fragments, P is the number of layers.",
+                "AdamW, 20 tokens per parameter, H = 24, P = 8, τ = 2, all learners in a merge except at two speeds; with "
+                "whole layers, P is their number. The goodput of learners that wait is that of the table heterogeneous.",
             ),
         ),
     )
