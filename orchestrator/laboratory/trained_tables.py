@@ -192,10 +192,9 @@ def train(training: Training, seed: int, steps: int | None = None) -> Iterator[A
     """Train to the end of the budget. ``steps`` makes it shorter."""
     spec = training.spec(seed, steps)
     if training.method == DATA_PARALLEL:
+        is_steady = training.extra == 0.0
         return (
-            scavenging(spec, training.extra)
-            if training.extra
-            else baselines.train(DATA_PARALLEL, spec, baselines.Pace())
+            baselines.train("data-parallel", spec, baselines.Pace()) if is_steady else scavenging(spec, training.extra)
         )
     if training.method in ("failures", "calm"):
         return by_failures(spec, seed, calm=training.method == "calm")
@@ -272,14 +271,15 @@ def ablations(size: str, seed: int) -> Iterator[Wanted]:
             cell(f"data-parallel, +{100 * extra:.0f} % from half on", grown, theirs), column=DATA_PARALLEL, at=0.5
         )
         yield Wanted(own, (grown, steady), _more)
-    for learners, theirs in ((4, None), (8, 55.4 / 54.1 - 1.0), (16, 54.5 / 52.7 - 1.0)):
+    by_mean: tuple[tuple[int, float | None], ...] = ((4, None), (8, 55.4 / 54.1 - 1.0), (16, 54.5 / 52.7 - 1.0))
+    for learners, worse in by_mean:
         radial = Training(size, "decoupled", learners)
         mean = replace(radial, averaging="mean")
-        yield Wanted(cell("mean instead of radial averaging", mean, theirs), (mean, radial), _more)
+        yield Wanted(cell("mean instead of radial averaging", mean, worse), (mean, radial), _more)
     base = Training(size, "decoupled", 8)
     waiting = replace(base, overlap=4)
     any_one = replace(waiting, quorum=1, grace=0.0, two_speeds=True)
-    speeds = (
+    speeds: tuple[tuple[str, Training, float, float | None], ...] = (
         ("two speeds, K = 8, waiting", waiting, 0.84, None),
         ("two speeds, K = 1", any_one, 1.0, 54.4 / 51.4 - 1.0),
         ("two speeds, K = 1 with grace", replace(any_one, grace=3.0), 1.0, 54.4 / 55.3 - 1.0),
@@ -291,12 +291,12 @@ def ablations(size: str, seed: int) -> Iterator[Wanted]:
             54.4 / 55.3 - 1.0,
         ),
     )
-    for what, training, goodput, theirs in speeds:
+    for what, training, goodput, worse in speeds:
         own = cell(what, training, goodput)
         own = replace(own, column="goodput", at=None, unit=Unit.PERCENT)
         yield Wanted(own, (training,), _waiting(seed) if training is waiting else _goodput)
         if training is not waiting:
-            yield Wanted(cell(what, training, theirs), (training, waiting), _more)
+            yield Wanted(cell(what, training, worse), (training, waiting), _more)
     for coding, theirs in (("bfloat16", 0.0009), ("int4", 0.0009), ("int2", 0.32), (ONE_BIT, 0.83)):
         for feedback in (False, True):
             coded = replace(base, coding=coding, feedback=feedback)
@@ -310,10 +310,11 @@ def ablations(size: str, seed: int) -> Iterator[Wanted]:
     for pieces, cut, theirs in ((few, "layers", 55.4 / 55.3 - 1.0), (base, "tensors", 0.0)):
         whole = replace(pieces, cut=cut)
         yield Wanted(cell(f"fragments of whole {cut} instead of equal pieces", whole, theirs), (whole, pieces), _more)
-    for learners, theirs in ((8, 70.1 / 69.8 - 1.0), (16, None)):
+    lost: tuple[tuple[int, float | None], ...] = ((8, 70.1 / 69.8 - 1.0), (16, None))
+    for learners, worse in lost:
         failing = Training(size, "failures", learners, overlap=4, quorum=1, grace=3.0)
         calm = replace(failing, method="calm")
-        yield Wanted(cell("failures of 150,000 chips per learner", failing, theirs), (failing, calm), _more)
+        yield Wanted(cell("failures of 150,000 chips per learner", failing, worse), (failing, calm), _more)
 
 
 TABLES = {"quality": quality, "ablations": ablations}

@@ -95,7 +95,8 @@ def sign_of_blocks(array: np.ndarray) -> np.ndarray:
     counts[-1] = array.size - BLOCK * (len(blocks) - 1)
     scales = np.abs(blocks).sum(axis=1) / counts
     signs = np.where(blocks < 0.0, np.float32(-1.0), np.float32(1.0))
-    return (signs * scales[:, None].astype(np.float32)).reshape(-1)[: array.size].reshape(array.shape)
+    coded: np.ndarray = (signs * scales[:, None].astype(np.float32)).reshape(-1)[: array.size]
+    return coded.reshape(array.shape)
 
 
 def _by_codec(name: str) -> Callable[[np.ndarray], np.ndarray]:
@@ -104,7 +105,8 @@ def _by_codec(name: str) -> Callable[[np.ndarray], np.ndarray]:
 
     def rounded(array: np.ndarray) -> np.ndarray:
         data = b"".join(coder.encode(np.ascontiguousarray(array)))
-        return coder.decode(memoryview(data), array.size).reshape(array.shape)
+        decoded: np.ndarray = coder.decode(memoryview(data), array.size)
+        return decoded.reshape(array.shape)
 
     return rounded
 
