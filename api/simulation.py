@@ -300,7 +300,7 @@ def _ablations(table: Table, cells: Sequence[Cell]) -> str:
         for cell in cells
         if cell.ours is not None and cell.unit is None
     ]
-    return changes_chart(changes, "More held-out loss than the setting it replaces", table.notes)
+    return changes_chart(changes, "More held-out loss than the setting it replaces", table.notes[:1])
 
 
 def _lines(cells: Sequence[Cell], colours: Mapping[str, str]) -> list[Line]:

@@ -309,7 +309,7 @@ def ablations(size: str, seed: int) -> Iterator[Wanted]:
     few = replace(base, fragments=SIZES[size].layer_count)
     for pieces, cut, theirs in ((few, "layers", 55.4 / 55.3 - 1.0), (base, "tensors", 0.0)):
         whole = replace(pieces, cut=cut)
-        yield Wanted(cell(f"fragments of whole {cut} instead of equal pieces", whole, theirs), (whole, pieces), _more)
+        yield Wanted(cell(f"whole {cut} instead of equal fragments", whole, theirs), (whole, pieces), _more)
     lost: tuple[tuple[int, float | None], ...] = ((8, 70.1 / 69.8 - 1.0), (16, None))
     for learners, worse in lost:
         failing = Training(size, "failures", learners, overlap=4, quorum=1, grace=3.0)
