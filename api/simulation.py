@@ -146,6 +146,9 @@ def span(duration: float) -> str:
 # ── published tables ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+FOOT_OF_TRAINED = (
+    "In brackets: the published figure, and ours less it. A dagger marks secondary ones, read in summaries."
+)
 FOOT = "A star marks what was fitted to the published figure or its row. Published figures are in brackets."
 
 
@@ -177,22 +180,40 @@ def columns_of(cells: Sequence[Cell]) -> tuple[str, ...]:
 
 
 def cell_words(table: Table, cell: Cell) -> str:
-    ours, published = _figure(table.unit, cell.ours), _figure(table.unit, cell.published)
+    unit = cell.unit or table.unit
+    ours, published = _figure(unit, cell.ours), _figure(unit, cell.published)
     star = "*" if cell.is_fitted and cell.ours is not None else ""
-    return f"{ours}{star}" if cell.published is None else f"{ours}{star} ({published})"
+    if cell.published is None:
+        return f"{ours}{star}"
+    dagger = "†" if cell.is_secondary else ""
+    difference = "" if table.cells is not None or cell.error is None else f"; {_figure(unit, cell.error, '+')}"
+    return f"{ours}{star} ({published}{dagger}{difference})"
 
 
-def _figure(unit: str, value: float | None) -> str:
+def _figure(unit: str, value: float | None, sign: str = "") -> str:
     if value is None:
         return "–"
-    return f"{100 * value:.1f}" if unit == "%" else f"{value:.3g}"
+    match unit:
+        case "%":
+            return f"{100 * value:{sign}.1f}"
+        case "% more loss":
+            return f"{100 * value:+.1f}"
+        case "exponent":
+            return f"{value:{sign}.4f}"
+    return f"{value:{sign}.4g}" if unit == "nats" else f"{value:{sign}.3g}"
 
 
 def published_chart(table: Table, cells: Sequence[Cell]) -> str:
     """Draw our figures as curves or bars, and the published ones as marks."""
-    return {"goodput": _goodput, "heterogeneous": _heterogeneous, "scavenging": _scavenging, "bandwidth": _bandwidth}[
-        table.name
-    ](table, cells)
+    charts = {
+        "goodput": _goodput,
+        "heterogeneous": _heterogeneous,
+        "scavenging": _scavenging,
+        "bandwidth": _bandwidth,
+        "quality": _quality,
+        "ablations": _ablations,
+    }
+    return charts[table.name](table, cells)
 
 
 def _goodput(table: Table, cells: Sequence[Cell]) -> str:
@@ -251,6 +272,37 @@ def _bandwidth(table: Table, cells: Sequence[Cell]) -> str:
     up = Axis("compute utilisation", lambda y: f"{100 * y:.0f} %", 0.4, 1.0, ticks=(0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0))
     below = [table.notes[0].split(". ")[0] + "."]
     return lines_chart(lines, across, up, "Compute utilisation against bandwidth: 10B parameters", below)
+
+
+def _quality(table: Table, cells: Sequence[Cell]) -> str:
+    from orchestrator.report.simulated import CAUSES, GOODPUT_SHADES, Axis, Line, lines_chart
+    from orchestrator.simulation.published import LEARNER_COUNTS, by_learners
+
+    columns = {by_learners(learners) for learners in LEARNER_COUNTS}
+    shown = [cell for cell in cells if cell.column in columns and (cell.ours is not None or cell.row.startswith("35M"))]
+    rows = list(dict.fromkeys(cell.row for cell in shown))
+    shades = (*GOODPUT_SHADES, *CAUSES)
+    lines = []
+    for row in rows:
+        mine = [(cell, cell.at) for cell in shown if cell.row == row and cell.at is not None]
+        ours = [(at, cell.ours) for cell, at in mine if cell.ours is not None]
+        theirs = [(at, cell.published) for cell, at in mine if cell.published is not None and not ours]
+        lines.append(Line(row, shades[rows.index(row) % len(shades)], ours, theirs))
+    figures = [0.0, *(value for line in lines for _, value in (*line.points, *line.published))]
+    across = Axis("learners", lambda x: f"{x:g}", 0.9, 9.0, logarithmic=True, ticks=LEARNER_COUNTS)
+    up = Axis("more loss than data-parallel", lambda y: f"{100 * y:+.1f} %", min(figures) - 0.005, max(figures) + 0.005)
+    return lines_chart(lines, across, up, "Held-out loss by M, against data-parallel", table.notes[:2])
+
+
+def _ablations(table: Table, cells: Sequence[Cell]) -> str:
+    from orchestrator.report.simulated import changes_chart
+
+    changes = [
+        (f"{cell.row}, {cell.column}", cell.ours, cell.published)
+        for cell in cells
+        if cell.ours is not None and cell.unit is None
+    ]
+    return changes_chart(changes, "More held-out loss than the setting it replaces", table.notes[:1])
 
 
 def _lines(cells: Sequence[Cell], colours: Mapping[str, str]) -> list[Line]:

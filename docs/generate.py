@@ -415,7 +415,12 @@ def published_page() -> Iterator[str]:
         "ours; all others are predicted. Cells of arXiv:2604.21428 were read in summaries of the paper. Pictures are in "
         "`docs/published`."
     )
-    for table in published.TABLES.values():
+    yield ""
+    yield from prose(
+        "The cells of [quality](#quality) and [ablations](#ablations) are trainings. Their brackets also have ours less the "
+        "published figure, a dagger marks published figures that were read in a summary (secondary), and a dash is not run."
+    )
+    for table in (*published.TABLES.values(), *published.TRAINED.values()):
         document = json.loads((FOLDER.parent / "published" / f"{table.name}.json").read_text())
         cells = published.cells_of(document)
         columns = columns_of(cells)

@@ -13,9 +13,11 @@ import io
 import json
 import os
 import re
+import signal
+import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -23,7 +25,7 @@ import typer
 
 from api.installation.home import DEFAULT_HOME, DEFAULT_RUNS
 from orchestrator.errors import AtollError, ConfigurationError
-from orchestrator.system import printable
+from orchestrator.system import printable, user_packages
 
 if TYPE_CHECKING:
     from api.client import Client
@@ -315,3 +317,24 @@ def drop(descriptor: int) -> None:
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, descriptor)
     os.close(nowhere)
+
+
+def run_to_end(command: list[str], text: bytes | None = None, packages: Sequence[str] = ()) -> int:
+    """Run a command and return its exit code. Ctrl-C reaches the process too; wait until it has ended.
+
+    ``text`` is its standard input, if any; ``packages`` are folders of code that its job may name.
+    """
+    environment = user_packages.child_environment(os.environ, packages)
+    # A handler that does nothing, which the process does not inherit. A KeyboardInterrupt at the end of ``wait`` would lose
+    # the exit code, and a lost one reads as 0.
+    before = signal.signal(signal.SIGINT, lambda *_: None)
+    try:
+        stdin = None if text is None else subprocess.PIPE
+        process = subprocess.Popen(command, stdin=stdin, env=environment)
+        if text is not None and process.stdin is not None:
+            with suppress(BrokenPipeError), process.stdin as pipe:
+                pipe.write(text)
+        code = process.wait()
+    finally:
+        signal.signal(signal.SIGINT, before)
+    return code if code >= 0 else 1

@@ -12,8 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from api.commands.common import echo, echo_json
-from api.commands.tapes import run_to_end
+from api.commands.common import echo, echo_json, run_to_end
 from orchestrator.system import python_process
 from orchestrator.system.plain import counted
 

@@ -28,6 +28,7 @@ from api.commands.common import (
     console,
     echo,
     print_json,
+    run_to_end,
     say,
 )
 from api.installation.home import DEFAULT_HOME
@@ -84,8 +85,20 @@ PriceOption = Annotated[
     str | None, typer.Option(metavar="KIND=PRICE", help="Price of an accelerator and hour, such as gpu=2.10.")
 ]
 TablesArgument = Annotated[
-    list[str] | None, typer.Argument(metavar="[TABLE]...", help="Tables to compute. Default: all.", show_default=False)
+    list[str] | None,
+    typer.Argument(
+        metavar="[TABLE]...", help="Tables to compute. Default: those that are simulated.", show_default=False
+    ),
 ]
+SizeOption = Annotated[
+    list[str] | None,
+    typer.Option("--size", help="Parameters of the trained models: 0.01M to 3M, or all. Repeatable. Default: 0.01M."),
+]
+OnlyOption = Annotated[
+    list[str] | None,
+    typer.Option("--only", metavar="TEXT", help="Train for cells with this in their names. Repeatable."),
+]
+EstimateOption = Annotated[bool, typer.Option("--estimate", help="Say what the trainings cost, and do none.")]
 IntoOption = Annotated[
     Path,
     typer.Option("--into", metavar="DIR", help="Folder for TABLE.json and TABLE.svg; it is made if it is missing."),
@@ -252,18 +265,30 @@ def reproduce(
     into: IntoOption = Path("reproduced"),
     seed: TableSeedOption = 0,
     again: AgainOption = False,
+    size: SizeOption = None,
+    only: OnlyOption = None,
+    estimate: EstimateOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Compute published tables anew: goodput, heterogeneous, scavenging, bandwidth. Ours stand beside the published cells.
+    """Compute published tables anew, ours beside the published cells.
 
-    Each table is stored when it is complete, as JSON and as a picture. After Ctrl-C, the same command computes the rest.
+    Simulated in seconds: goodput, heterogeneous, scavenging, bandwidth. Trained, and only if they are named: quality and
+    ablations, in minutes for the smallest models and in days for the largest. Their cost is announced first.
+
+    Tables are stored as JSON and as pictures, and each training as soon as it ends. After Ctrl-C, the same command goes on.
     """
     from api.simulation import FOOT, published_table
-    from orchestrator.simulation.published import TABLES
+    from orchestrator.simulation.published import TABLES, TRAINED, TRAINED_SIZES
 
-    unknown = sorted({*(tables or ())} - {*TABLES})
+    unknown = sorted({*(tables or ())} - {*TABLES, *TRAINED})
     if unknown:
-        raise ConfigurationError(detail=f"There is no table {unknown[0]!r}. Tables: {', '.join(TABLES)}.")
+        raise ConfigurationError(detail=f"There is no table {unknown[0]!r}. Tables: {', '.join((*TABLES, *TRAINED))}.")
+    trained = [name for name in TRAINED if name in (tables or ())]
+    options = {"--size": size, "--only": only, "--estimate": estimate}
+    if not trained and (unused := [name for name, value in options.items() if value]):
+        raise ConfigurationError(detail=f"{unused[0]} is for trained tables. Name one: {', '.join(TRAINED)}.")
+    if other := sorted({*(size or ())} - {*TRAINED_SIZES, "all"}):
+        raise ConfigurationError(detail=f"There is no --size {other[0]}. Sizes: {', '.join(TRAINED_SIZES)}, or all.")
     wanted = [table for name, table in TABLES.items() if not tables or name in tables]
     results: list[dict[str, Any]] = []
     try:
@@ -276,6 +301,10 @@ def reproduce(
             console().print(published_table(table, cells))
             for note in (table.agreement(cells), *table.notes, FOOT, f"{into / table.name}.json and .svg", ""):
                 echo(note)
+        if trained and (
+            code := _trained(trained, into, seed, again, size or (), only or (), estimate, as_json, results)
+        ):
+            raise typer.Exit(code)
     except OSError as error:
         raise ConfigurationError(detail=f"--into {into}: {error.strerror}. Name another folder.") from None
     except KeyboardInterrupt:
@@ -299,13 +328,60 @@ def _reproduced(wanted: Sequence[Table], into: Path, seed: int, again: bool) -> 
         cells = stored.get(table.name) or []
         if not cells:
             with Progress(table.name) as progress:
-                for cell in table.cells(seed):
+                for cell in table.cells(seed) if table.cells is not None else ():
                     cells.append(cell)
                     progress.show(min(1.0, len(cells) / table.count))
             (into / f"{table.name}.svg").write_text(published_chart(table, cells), encoding="utf-8")
             text = json.dumps(table.plain(cells, seed), indent=1, ensure_ascii=False) + "\n"
             LocalDisk().replace(into / f"{table.name}.json", text.encode())
         yield table, cells
+
+
+def _trained(
+    names: Sequence[str],
+    into: Path,
+    seed: int,
+    again: bool,
+    sizes: Sequence[str],
+    only: Sequence[str],
+    estimate: bool,
+    as_json: bool,
+    results: list[dict[str, Any]],
+) -> int:
+    """Train for these tables, print and draw what is finished, and return the exit code. Adds the tables to ``results``."""
+    from api.simulation import FOOT_OF_TRAINED, published_chart, published_table
+    from orchestrator.simulation.published import TRAINED, cells_of
+    from orchestrator.system import python_process
+
+    # A process of its own: it imports JAX, which the command line must not.
+    command = python_process.module("orchestrator.laboratory.trained_tables", *names, "--into", str(into))
+    command += ["--seed", str(seed), *["--again"] * again, *["--estimate"] * estimate]
+    for option, values in (("--size", sizes), ("--only", only)):
+        for value in values:
+            command += [option, value]
+    code = run_to_end(command)
+    if estimate or code not in (0, INTERRUPTED):
+        return code
+    for name in names:
+        table, path = TRAINED[name], into / f"{name}.json"
+        if not path.exists():
+            continue
+        document = json.loads(path.read_text(encoding="utf-8"))
+        cells = cells_of(document)
+        (into / f"{name}.svg").write_text(published_chart(table, cells), encoding="utf-8")
+        results.append(document)
+        if not as_json:
+            echo(f"{table.title}. {table.source}")
+            console().print(published_table(table, cells))
+            for note in (
+                document["agreement"],
+                *document["notes"],
+                FOOT_OF_TRAINED,
+                f"{into / name}.json and .svg",
+                "",
+            ):
+                echo(note)
+    return code
 
 
 def _draw(path: Path, drawing: str) -> None:

@@ -6,11 +6,6 @@ trains a job's method and its baselines in one process.
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -28,12 +23,13 @@ from api.commands.common import (
     echo,
     echo_lines,
     print_json,
+    run_to_end,
     say,
 )
 from api.commands.simulate import Progress
 from api.installation.home import DEFAULT_RUNS
 from orchestrator.errors import ConfigurationError
-from orchestrator.system import python_process, user_packages
+from orchestrator.system import python_process
 from orchestrator.system.run_folder import TAPE
 
 if TYPE_CHECKING:
@@ -164,27 +160,6 @@ def train_tape(
         command += ["--baseline", baseline]
     command += ["--again"] * again + ["--json"] * as_json
     raise typer.Exit(run_to_end(command, packages=packages or ()))
-
-
-def run_to_end(command: list[str], text: bytes | None = None, packages: Sequence[str] = ()) -> int:
-    """Run a command and return its exit code. Ctrl-C reaches the process too; wait until it has ended.
-
-    ``text`` is its standard input, if any; ``packages`` are folders of code that its job may name.
-    """
-    environment = user_packages.child_environment(os.environ, packages)
-    # A handler that does nothing, which the process does not inherit. A KeyboardInterrupt at the end of ``wait`` would lose
-    # the exit code, and a lost one reads as 0.
-    before = signal.signal(signal.SIGINT, lambda *_: None)
-    try:
-        stdin = None if text is None else subprocess.PIPE
-        process = subprocess.Popen(command, stdin=stdin, env=environment)
-        if text is not None and process.stdin is not None:
-            with suppress(BrokenPipeError), process.stdin as pipe:
-                pipe.write(text)
-        code = process.wait()
-    finally:
-        signal.signal(signal.SIGINT, before)
-    return code if code >= 0 else 1
 
 
 def _path(tape: Path) -> Path:

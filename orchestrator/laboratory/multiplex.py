@@ -18,30 +18,45 @@ from __future__ import annotations
 
 import heapq
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from functools import partial
 from typing import Any
 
-from learners.contract import Arrays
+from learners.contract import Arrays, Trainer
 from learners.loop import IslandLoop, LoopPlan
 from learners.outbox import Outbox
 from orchestrator.accounting.goodput import Goodput
 from orchestrator.accounting.statistics import Statistics
 from orchestrator.core import effects, events, saving
+from orchestrator.core.effects import MergeFragment
 from orchestrator.core.events import event_of
 from orchestrator.core.messages import CaughtUp, IslandReport, Offer, Progress, Ready, contribution_of
 from orchestrator.core.synchroniser import Synchroniser
-from orchestrator.core.vocabulary import Incarnation, Instant, IslandId
-from orchestrator.errors import InternalError
-from orchestrator.laboratory.in_process_trainers import InProcessTrainers, MakeTrainer
-from orchestrator.parameters.pieces import joined
+from orchestrator.core.vocabulary import FIRST_EPOCH, FragmentId, Incarnation, Instant, IslandId, PayloadId
+from orchestrator.errors import DataError, InternalError
+from orchestrator.parameters import fragment_map, tensors
+from orchestrator.parameters.journal import Content, Facts
+from orchestrator.parameters.outer_state import OuterState, OuterStep
+from orchestrator.parameters.pieces import Roles, Shape, joined
+from orchestrator.parameters.shard import ParameterShard, Unusable
 from orchestrator.specification.config import JobSpec
+from orchestrator.system.roots import EVERYTHING
 from orchestrator.tape.driver import DigestSink, Driver, Sink
 from orchestrator.tape.schema import Header, Record
 
 FIRST = Incarnation(1)
+MakeTrainer = Callable[[dict[str, Any], int, int], Trainer]
+"""The ``create`` function of a trainer module. Arguments: specification as plain data, shard, number of shards."""
+CutModel = Callable[[Mapping[str, Shape], int, Roles], fragment_map.FragmentMap]
+"""How a model is cut into fragments. Arguments: the shapes of its tensors, P, and the roles of the tensors."""
+Channel = Callable[[IslandId, FragmentId, memoryview], memoryview]
+"""What becomes of a contribution on its way to the synchroniser."""
+
+
+def exact_channel(island: IslandId, fragment: FragmentId, content: memoryview) -> memoryview:
+    return content
 
 
 class Turn(IntEnum):
@@ -73,7 +88,8 @@ class MultiplexedJob:
     """One job, from its first placement to its last merge. ``run`` yields the tokens trained, for progress.
 
     ``step_durations`` are the inner step times by island, 1 by default. Single steps vary by the ratio ``speed_spread``
-    either way. ``recorder``, if given, receives every record of the job's tape.
+    either way. ``recorder``, if given, receives every record of the job's tape. ``cut`` and ``channel`` replace how the
+    product cuts models and sends contributions.
     """
 
     def __init__(
@@ -85,12 +101,15 @@ class MultiplexedJob:
         step_durations: Sequence[float] = (),
         speed_spread: float = 0.0,
         recorder: Sink | None = None,
+        cut: CutModel = fragment_map.build,
+        channel: Channel = exact_channel,
     ) -> None:
         self._transfer = transfer_steps
         self._spread = speed_spread
         policy = spec.policy()
         self._held_out_sequence_count = spec.evaluation.sequences
-        self._in_process = InProcessTrainers(spec, make_trainer)
+        self._in_process = InProcessTrainers(spec, make_trainer, cut)
+        self._channel = channel
         self._outer = self._in_process.outer
         plan = LoopPlan(
             fragments=self._in_process.fragments,
@@ -178,6 +197,7 @@ class MultiplexedJob:
             content = island.loop.take(report.fragment, report.offer)
             assert content is not None
             contribution = contribution_of(report, island.id, FIRST)
+            content = self._channel(island.id, report.fragment, content)
             self._in_process.receive(contribution.payload, report.fragment, content)
             return events.ContributionArrived(self._now, contribution)
         if isinstance(report, Progress):
@@ -311,3 +331,62 @@ class _Island:
     running: bool = False
     tokens: int = 0
     stepping_seconds: float = 0.0
+
+
+class InProcessTrainers:
+    """The trainers of all islands, and Θ, built as in the live service, so that a merge gives the same bits.
+
+    ``MultiplexedJob`` (with the core) or ``TapeTraining`` (with a tape) decides who trains when and what is merged.
+    ``trainers[m]`` trains on data shard m, ``fragments[p]`` are fragment p's tensors, and ``shard`` merges.
+
+    ``outer`` is Θ, at version 0 at first. Nothing is journalled: an interrupted run starts again.
+    """
+
+    def __init__(self, spec: JobSpec, make_trainer: MakeTrainer, cut: CutModel = fragment_map.build) -> None:
+        sync, count = spec.synchroniser, spec.island_count
+        self.trainers: Sequence[Trainer] = [
+            make_trainer(spec.island_document(section) | {"roots": EVERYTHING}, index, count)
+            for index, section in enumerate(spec.island_sections().values())
+        ]
+        shapes, roles = self.trainers[0].tensor_shapes(), self.trainers[0].roles()
+        self.fragments = cut(shapes, sync.fragments, roles)
+        initial = fragment_map.pieces_of(self.trainers[0].initial_parameters(), self.fragments)
+        self.outer = OuterState(initial, self.fragments, OuterStep.of(sync), roles)
+        self.codec = sync.wire.up
+        self.shard = ParameterShard(_Unjournalled(), FIRST_EPOCH, lambda _, work: work())
+        self.shard.seed(self.outer, {})
+
+    def receive(self, payload: PayloadId, fragment: FragmentId, content: memoryview) -> None:
+        """Receive a contribution. Raises DataError if it is unusable."""
+        received = self.shard.receive(payload, fragment, content)
+        if isinstance(received, Unusable):
+            raise DataError(detail=f"The contribution {payload} is {received.reason}: {received.detail}")
+
+    def merge(self, order: MergeFragment) -> str:
+        """Take the outer step and return the digest of the new parameters."""
+        return self.shard.merge(order).facts.digest
+
+    def published(self, fragment: FragmentId) -> Arrays:
+        """Return the fragment's newest version as islands receive it."""
+        return self.outer.fragment(fragment)
+
+    def whole_state(self) -> Arrays:
+        """Return Θ as an island receives it from the synchroniser."""
+        return self.outer.parameters()
+
+    def snapshot(self, island: int, fragment: FragmentId) -> Arrays:
+        """Return the island's current parameters of the fragment."""
+        return self.trainers[island].snapshot(self.fragments[fragment]).arrays()
+
+    def evaluate(self) -> float:
+        """Return Θ's mean loss on the held-out split, in nats per token."""
+        return self.trainers[0].evaluate(self.outer.parameters()).loss
+
+    def digest(self) -> str:
+        """Return a digest that identifies Θ bit for bit."""
+        return tensors.digest(self.outer.parameters())
+
+
+class _Unjournalled:
+    def append(self, facts: Facts, content: Content) -> None:
+        """Discard the entry."""

@@ -55,7 +55,7 @@ from orchestrator.errors import AtollError, InternalError, InvalidJobSpec, Probl
 from orchestrator.laboratory import baselines, trace_reader
 from orchestrator.laboratory.baselines import FinishedRuns, key_of, progress
 from orchestrator.laboratory.tape_training import TapeTraining
-from orchestrator.laboratory.training_trace import TrainingTrace
+from orchestrator.laboratory.trace_reader import TrainingTrace
 from orchestrator.models.huggingface.weights import completed
 from orchestrator.replica.work import AdoptionRule
 from orchestrator.simulation.fit import fit
@@ -261,7 +261,7 @@ def _followed(steps: Generator[int, None, Run], show: Any) -> Run:
 
 
 def _by_tape(method: Method, key: str, tape: Tape, match: Match) -> Generator[int, None, Run]:
-    training = TapeTraining(match.spec, match.trace, _warm_trainer)
+    training = TapeTraining(match.spec, match.trace, warm_trainer)
     for step, _ in enumerate(training.run(), start=1):
         yield step * match.spec.tokens_per_step
     trained, inputs = training.trained, [len(act.inputs) for act in match.trace.merges]
@@ -290,7 +290,7 @@ def _data_parallel(key: str, spec: JobSpec) -> Generator[int, None, Run]:
     return Run("data-parallel", key, result.loss, result.curve, tokens, result.goodput_ratio, result.digest)
 
 
-def _warm_trainer(spec: dict[str, Any], shard_index: int, shard_count: int) -> jax_trainer.JaxTrainer:
+def warm_trainer(spec: dict[str, Any], shard_index: int, shard_count: int) -> jax_trainer.JaxTrainer:
     """Create a trainer and compile it through the persistent cache: all islands run the same program."""
     trainer = jax_trainer.create(spec, shard_index, shard_count)
     trainer.warm_up()

@@ -1,6 +1,7 @@
 """The charts that ``atoll simulate --plot`` writes: plain data in, one stand-alone SVG file out.
 
     systems_chart      goodput by system, with badput by cause stacked behind it
+    changes_chart      bars to the right and left of zero, with published figures as marks: more or less loss
     lines_chart        curves, with published points as marks: goodput against chips, utilisation against bandwidth
 
 Nothing is computed here: a chart shows the figures of the printed table. Unlike the charts of a report, which take the
@@ -100,6 +101,26 @@ def systems_chart(rows: Sequence[Mapping[str, Any]], title: str, subtitle: Seque
             colour = PAPER if at > x(goodput) + 120 else INK
             parts.append(words(x(goodput) + 10, y + 19, figure, size=14, colour=colour, weight=650))
     return svg_file(bottom + 34, title, subtitle, *parts)
+
+
+def changes_chart(changes: Sequence[tuple[str, float, float | None]], title: str, subtitle: Sequence[str] = ()) -> str:
+    """Draw a bar for each name and ratio of change. The third is the published one; its mark may be at the edge."""
+    top, row_height = top_of(subtitle) + 30, 24.0
+    bottom = top + 8 + row_height * len(changes)
+    low, high = min((ours for _, ours, _ in changes), default=0.0), max((ours for _, ours, _ in changes), default=0.0)
+    x = Scale(min(-0.01, low), max(0.01, high), 380.0, WIDTH - 60)
+    parts = [stroke(x(0.0), top, x(0.0), bottom, RULE)]
+    key, _ = legend(24, top - 10, [(GOOD, "ours"), (SOFT, "published")], diamonds=1)
+    for n, (name, ours, theirs) in enumerate(changes):
+        y = top + 8 + row_height * n
+        parts.append(words(368, y + 13, name, anchor="end", size=12, colour=INK))
+        tooltip = f"{name}: {100 * ours:+.2f} %"
+        parts.append(block(min(x(0.0), x(ours)), y, abs(x(ours) - x(0.0)), 16, GOOD, tooltip))
+        if theirs is not None:
+            at = min(max(x(theirs), x.start), x.stop)
+            parts.append(mark(at, y + 8, SOFT, f"{name}, published: {100 * theirs:+.2f} %", size=5.0))
+        parts.append(words(WIDTH - 50, y + 13, f"{100 * ours:+.1f} %", size=12))
+    return svg_file(bottom + 24, title, subtitle, key, *parts)
 
 
 def lines_chart(lines: Sequence[Line], across: Axis, up: Axis, title: str, subtitle: Sequence[str] = ()) -> str:

@@ -21,10 +21,11 @@ all trained tokens, merged or not.
     are merged. We conclude that the published 100 % is stepping time, which also explains its worse quality (51.4, with
     grace 55.3).
 
-**scavenging** (``scavenging``) and **bandwidth** (``bandwidth``) have modules of their own.
+**scavenging** (``scavenging``) and **bandwidth** (``bandwidth``) have modules of their own. **quality** and **ablations**
+(``TRAINED``) are trainings, which ``laboratory.trained_tables`` does; this module has what was published.
 
 Sources: Decoupled DiLoCo, arXiv:2604.21428, whose cells were read in summaries of the paper; Streaming DiLoCo,
-arXiv:2501.18512, Table 4, read in the paper.
+arXiv:2501.18512, and the scaling laws of DiLoCo, arXiv:2503.09799, read in the papers.
 """
 
 from __future__ import annotations
@@ -77,6 +78,9 @@ class Unit(StrEnum):
     PERCENT = "%"
     GBPS = "Gbps"
     RATIO = "ratio"
+    CHANGE = "% more loss"
+    NATS = "nats"
+    EXPONENT = "exponent"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +88,7 @@ class Cell:
     """A cell of a table: ``ours`` and ``published``, each None if there is none. Percentages are ratios from 0 to 1.
 
     ``at`` is the column's place on an axis. ``is_fitted``: the published figure, or its row, chose a parameter of ours.
+    ``is_secondary``: the published figure was read in a summary of the paper. ``unit`` is the table's if it is absent.
     """
 
     row: str
@@ -93,6 +98,8 @@ class Cell:
     at: float | None = None
     is_fitted: bool = False
     stderr: float | None = None
+    is_secondary: bool = False
+    unit: Unit | None = None
 
     @property
     def error(self) -> float | None:
@@ -102,7 +109,10 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A published table. ``seconds`` is the processor time that its cells took, ``agreement`` puts them into words."""
+    """A published table. ``seconds`` is the processor time that its cells took, ``agreement`` puts them into words.
+
+    ``cells`` is None for a table of ``TRAINED``, which this package cannot compute.
+    """
 
     name: str
     title: str
@@ -110,12 +120,12 @@ class Table:
     unit: Unit
     count: int
     seconds: float
-    cells: Callable[[int], Iterator[Cell]]
+    cells: Callable[[int], Iterator[Cell]] | None
     agreement: Callable[[Sequence[Cell]], str]
     notes: tuple[str, ...] = ()
 
-    def plain(self, cells: Sequence[Cell], seed: int) -> dict[str, Any]:
-        """Return the table as plain data. ``cells_of`` reads the cells back."""
+    def plain(self, cells: Sequence[Cell], seed: int, more: Sequence[str] = ()) -> dict[str, Any]:
+        """Return the table as plain data, with ``more`` notes. ``cells_of`` reads the cells back."""
         return {
             "table": self.name,
             "title": self.title,
@@ -123,13 +133,14 @@ class Table:
             "unit": str(self.unit),
             "seed": seed,
             "agreement": self.agreement(cells),
-            "notes": list(self.notes),
+            "notes": [*self.notes, *more],
             "cells": [asdict(cell) for cell in cells],
         }
 
 
 def cells_of(document: Mapping[str, Any]) -> list[Cell]:
-    return [Cell(**cell) for cell in document["cells"]]
+    cells = [Cell(**cell) for cell in document["cells"]]
+    return [cell if cell.unit is None else replace(cell, unit=Unit(cell.unit)) for cell in cells]
 
 
 # ── goodput ───────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -268,6 +279,119 @@ def lines(seed: int = 0) -> Iterator[Cell]:
     for name in ("data-parallel", "decoupled"):
         key = f"{name.replace('-', '_')}_gbps"
         yield Cell(f"8 datacentres, {name}", "98 %", ratios[key], published[key], 0.98, is_fitted=True)
+
+
+# ── quality and ablations ─────────────────────────────────────────────────────────────────────────────────────────────
+
+SCALING_LAWS, MULOCO, STREAMING_DILOCO = "arXiv:2503.09799", "arXiv:2505.23725", "arXiv:2501.18512"
+DATA_PARALLEL = "data-parallel"
+TRAINED_SIZES = ("0.01M", "0.03M", "0.1M", "0.3M", "1M", "3M")
+"""The parameters of our trained models (``laboratory.trained_tables.SIZES``)."""
+LEARNER_COUNTS = (1, 2, 4, 8)
+SCALING_TABLE_4: Mapping[str, tuple[float, ...]] = {
+    "35M": (3.485, -0.001, 0.007, 0.020, 0.039),
+    "90M": (3.167, -0.001, 0.005, 0.015, 0.031),
+    "180M": (2.950, -0.002, 0.003, 0.011, 0.023),
+    "335M": (2.784, -0.003, 0.001, 0.009, 0.020),
+    "550M": (2.653, -0.003, 0.002, 0.007, 0.017),
+    "1.3B": (2.460, -0.004, 0.002, 0.005, 0.013),
+    "2.4B": (2.326, -0.004, -0.001, 0.003, 0.011),
+}
+"""The loss of data-parallel by size, and how much more DiLoCo with M = 1, 2, 4 and 8 has, with H = 30."""
+STREAMING_TABLE_6: Mapping[tuple[int, int], float] = {(2, 100): 3.56 / 3.51 - 1.0, (4, 100): 3.64 / 3.51 - 1.0}
+"""How much more loss 35M parameters have with M and H = 100 than data-parallel (table 5)."""
+EXPONENT_OF_M = 0.0116
+"""b of L = a · N^−0.0985 · M^b, fitted to all sizes together (table 10)."""
+EXPONENT_RANGE = (0.008, 0.016)
+
+
+def by_learners(learners: int, interval: int = 30) -> str:
+    return f"M = {learners}" if interval == 30 else f"M = {learners}, H = {interval}"
+
+
+def quality_published() -> Iterator[Cell]:
+    """Yield the rows of Table 4."""
+    for size, (loss, *changes) in SCALING_TABLE_4.items():
+        yield Cell(f"{size}, published", DATA_PARALLEL, None, loss, 0.5, unit=Unit.NATS)
+        for learners, change in zip(LEARNER_COUNTS, changes, strict=True):
+            yield Cell(f"{size}, published", by_learners(learners), None, change, learners)
+
+
+def _shape_of_quality(cells: Sequence[Cell]) -> str:
+    """Say for each row of ours whether it has the published shape."""
+    parts = []
+    for row in dict.fromkeys(cell.row for cell in cells if cell.ours is not None):
+        ours = {cell.column: cell.ours for cell in cells if cell.row == row and cell.ours is not None}
+        changes = [ours.get(by_learners(learners)) for learners in LEARNER_COUNTS]
+        have = [change for change in changes if change is not None]
+        words = []
+        if changes[0] is not None:
+            words.append(f"M = 1 is {'not ' if changes[0] <= 0.0 else ''}above data-parallel")
+        if len(have) > 1:
+            words.append(f"{'rises' if have == sorted(have) else 'does not always rise'} in M")
+        if (exponent := ours.get("exponent of M")) is not None:
+            low, high = EXPONENT_RANGE
+            words.append(f"exponent {exponent:.4f}, {'' if low <= exponent <= high else 'not '}within {low} to {high}")
+        if words:
+            parts.append(f"{row}: {', '.join(words)}")
+    return "; ".join(parts) or "nothing was trained yet"
+
+
+def _shape_of_ablations(cells: Sequence[Cell]) -> str:
+    """Count the differences in loss of which both have the same sign, ignoring published ones below 0.3 %."""
+    both = [
+        (cell.ours, cell.published, cell)
+        for cell in cells
+        if cell.unit is None and cell.ours is not None and cell.published is not None and abs(cell.published) >= 0.003
+    ]
+    differing = [f"{cell.row} at {cell.column}" for ours, published, cell in both if ours * published <= 0.0]
+    count = sum(cell.ours is not None for cell in cells)
+    text = f"{count} of {len(cells)} cells trained; {len(both) - len(differing)} of {len(both)} have the published sign"
+    return f"{text}; not {', '.join(differing)}" if differing else text
+
+
+def waiting_goodput(seed: int) -> float:
+    """Return the goodput of eight learners of two speeds that wait for each other (``heterogeneous``)."""
+    return _run(SETTINGS[0], seed).goodput
+
+
+TRAINED: Mapping[str, Table] = {
+    table.name: table
+    for table in (
+        Table(
+            "quality",
+            "Held-out loss of DiLoCo relative to data-parallel, by M, size and inner optimizer",
+            f"Scaling laws for DiLoCo, {SCALING_LAWS}, tables 4 and 10; H = 100: Streaming DiLoCo, {STREAMING_DILOCO}, "
+            "tables 5 and 6",
+            Unit.CHANGE,
+            0,
+            0.0,
+            None,
+            _shape_of_quality,
+            (
+                "20 tokens per parameter, H = 30, one batch of the same tokens for all M, synchronous DiLoCo.",
+                "Ours are far smaller than any published model, so they stand beside the smallest, 35M.",
+                f"MuLoCo ({MULOCO}) says that Muon inside is better than Muon with data-parallel at M = 1; its cells could "
+                "not be read.",
+            ),
+        ),
+        Table(
+            "ablations",
+            "Held-out loss of a setting relative to that of the setting it replaces",
+            f"Decoupled DiLoCo, {DECOUPLED_DILOCO}; τ: Streaming DiLoCo, {STREAMING_DILOCO}",
+            Unit.CHANGE,
+            0,
+            0.0,
+            None,
+            _shape_of_ablations,
+            (
+                "Published are losses for bits and τ, and for the others by how much a mean score of text tasks is lower.",
+                "AdamW, 20 tokens per parameter, H = 24, P = 8, τ = 2, all learners in a merge except at two speeds; with "
+                "whole layers, P is their number. The goodput of learners that wait is that of the table heterogeneous.",
+            ),
+        ),
+    )
+}
 
 
 def _within_a_step(cells: Sequence[Cell]) -> str:

@@ -121,6 +121,8 @@ def test_a_bad_specification_gets_every_problem_and_starts_nothing(tmp_path: Pat
         (["simulate", "deploy/configs/simulate.yaml", "--plot", "no/such/folder/out.svg"], "does not exist"),
         (["reproduce", "everything"], "There is no table 'everything'. Tables: goodput"),
         (["reproduce", "bandwidth", "--into", "pyproject.toml"], "--into pyproject.toml"),
+        (["reproduce", "bandwidth", "--size", "1M"], "--size is for trained tables. Name one: quality, ablations."),
+        (["reproduce", "quality", "--size", "2M"], "There is no --size 2M. Sizes: 0.01M"),
         (["simulate", "no-such-file.yaml"], "cannot be read"),
     ],
 )

@@ -20,7 +20,7 @@ from orchestrator.elastic import ElasticPolicy
 from orchestrator.errors import InvalidJobSpec
 from orchestrator.laboratory import trace_reader, train_tape
 from orchestrator.laboratory.multiplex import MultiplexedJob
-from orchestrator.laboratory.training_trace import Exported
+from orchestrator.laboratory.trace_reader import Exported
 from orchestrator.simulation.plan import Capacity, Fault, FaultKind
 from orchestrator.simulation.world import World
 from orchestrator.specification.config import parse_job
