@@ -11,6 +11,10 @@ is one inner step of an island at full speed:
 A run is therefore a function of specification and seed, without a clock, threads or Ray. It measures the effect of the
 method on the model (``compare``), not the speed of the service.
 
+``InProcessTrainers`` are the trainers of all islands, and Θ. They are built from a job specification as in the live service,
+so that a merge gives the same bits. This module (with the core) or ``tape_training`` (with a tape) decides when they train
+and what is merged.
+
 Source: arXiv:2604.21428, "event tapes" (real training driven by simulated timing).
 """
 
@@ -24,24 +28,87 @@ from enum import IntEnum
 from functools import partial
 from typing import Any
 
-from learners.contract import Arrays
+from learners.contract import Arrays, Trainer
 from learners.loop import IslandLoop, LoopPlan
 from learners.outbox import Outbox
 from orchestrator.accounting.goodput import Goodput
 from orchestrator.accounting.statistics import Statistics
 from orchestrator.core import effects, events, saving
+from orchestrator.core.effects import MergeFragment
 from orchestrator.core.events import event_of
 from orchestrator.core.messages import CaughtUp, IslandReport, Offer, Progress, Ready, contribution_of
 from orchestrator.core.synchroniser import Synchroniser
-from orchestrator.core.vocabulary import Incarnation, Instant, IslandId
-from orchestrator.errors import InternalError
-from orchestrator.laboratory.in_process_trainers import InProcessTrainers, MakeTrainer
+from orchestrator.core.vocabulary import FIRST_EPOCH, FragmentId, Incarnation, Instant, IslandId, PayloadId
+from orchestrator.errors import DataError, InternalError
+from orchestrator.parameters import fragment_map, tensors
+from orchestrator.parameters.journal import Content, Facts
+from orchestrator.parameters.outer_state import OuterState, OuterStep
 from orchestrator.parameters.pieces import joined
+from orchestrator.parameters.shard import ParameterShard, Unusable
 from orchestrator.specification.config import JobSpec
+from orchestrator.system.roots import EVERYTHING
 from orchestrator.tape.driver import DigestSink, Driver, Sink
 from orchestrator.tape.schema import Header, Record
 
 FIRST = Incarnation(1)
+MakeTrainer = Callable[[dict[str, Any], int, int], Trainer]
+"""The ``create`` function of a trainer module. Arguments: specification as plain data, shard, number of shards."""
+
+
+class InProcessTrainers:
+    """``trainers[m]`` trains on data shard m, ``fragments[p]`` are fragment p's tensors, and ``shard`` merges.
+
+    ``outer`` is Θ, at version 0 at first. Nothing is journalled: an interrupted run starts again.
+    """
+
+    def __init__(self, spec: JobSpec, make_trainer: MakeTrainer) -> None:
+        sync, count = spec.synchroniser, spec.island_count
+        self.trainers: Sequence[Trainer] = [
+            make_trainer(spec.island_document(section) | {"roots": EVERYTHING}, index, count)
+            for index, section in enumerate(spec.island_sections().values())
+        ]
+        shapes, roles = self.trainers[0].tensor_shapes(), self.trainers[0].roles()
+        self.fragments = fragment_map.build(shapes, sync.fragments, roles)
+        initial = fragment_map.pieces_of(self.trainers[0].initial_parameters(), self.fragments)
+        self.outer = OuterState(initial, self.fragments, OuterStep.of(sync), roles)
+        self.codec = sync.wire.up
+        self.shard = ParameterShard(_Unjournalled(), FIRST_EPOCH, lambda _, work: work())
+        self.shard.seed(self.outer, {})
+
+    def receive(self, payload: PayloadId, fragment: FragmentId, content: memoryview) -> None:
+        """Receive a contribution. Raises DataError if it is unusable."""
+        received = self.shard.receive(payload, fragment, content)
+        if isinstance(received, Unusable):
+            raise DataError(detail=f"The contribution {payload} is {received.reason}: {received.detail}")
+
+    def merge(self, order: MergeFragment) -> str:
+        """Take the outer step and return the digest of the new parameters."""
+        return self.shard.merge(order).facts.digest
+
+    def published(self, fragment: FragmentId) -> Arrays:
+        """Return the fragment's newest version as islands receive it."""
+        return self.outer.fragment(fragment)
+
+    def whole_state(self) -> Arrays:
+        """Return Θ as an island receives it from the synchroniser."""
+        return self.outer.parameters()
+
+    def snapshot(self, island: int, fragment: FragmentId) -> Arrays:
+        """Return the island's current parameters of the fragment."""
+        return self.trainers[island].snapshot(self.fragments[fragment]).arrays()
+
+    def evaluate(self) -> float:
+        """Return Θ's mean loss on the held-out split, in nats per token."""
+        return self.trainers[0].evaluate(self.outer.parameters()).loss
+
+    def digest(self) -> str:
+        """Return a digest that identifies Θ bit for bit."""
+        return tensors.digest(self.outer.parameters())
+
+
+class _Unjournalled:
+    def append(self, facts: Facts, content: Content) -> None:
+        """Discard the entry."""
 
 
 class Turn(IntEnum):

@@ -22,7 +22,7 @@ from learners.outbox import OfferedFragment, PublishedVersion
 from orchestrator.core.effects import MergeFragment
 from orchestrator.core.vocabulary import FIRST_EPOCH, CloseReason, FragmentId, PayloadId, ScheduleAnchor, Version
 from orchestrator.errors import DataError
-from orchestrator.laboratory.in_process_trainers import InProcessTrainers, MakeTrainer
+from orchestrator.laboratory.multiplex import InProcessTrainers, MakeTrainer
 from orchestrator.laboratory.training_trace import (
     Adopted,
     Evaluated,

@@ -6,7 +6,7 @@ import sys
 from typing import Any
 
 from orchestrator.laboratory import train_tape
-from orchestrator.laboratory.in_process_trainers import MakeTrainer
+from orchestrator.laboratory.multiplex import MakeTrainer
 from orchestrator.laboratory.tape_training import TapeTraining, Trained
 from orchestrator.simulation.plan import WorldPlan, sample_policy
 from orchestrator.simulation.world import World
