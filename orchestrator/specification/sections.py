@@ -410,7 +410,7 @@ class AutopilotSection(Section):
     kind: Literal["off", "observe", "act"] = "off"
     bounds: AutopilotBounds = AutopilotBounds.model_construct()
     every_s: AdviceSeconds = Field(600.0, description="from the end of one look to the next")
-    gain_min_ratio: RatioBelowOne = Field(0.02, description="a change that gains less is no advice")
+    gain_min_ratio: RatioBelowOne = Field(0.01, description="a change that gains less is no advice")
 
     @model_validator(mode="after")
     def _acts_within_bounds(self) -> Self:

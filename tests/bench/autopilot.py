@@ -26,7 +26,7 @@ from tests.bench.options import Options
 WORSE_MAX, BETTER_MIN, BETTER_COUNT = 0.005, 0.05, 2
 LIMITS = Limits({"interval_steps": (4.0, 48.0), "quorum": (1.0, 8.0), "grace": (1.0, 6.0)})
 STEP_S = 0.5
-RECORDED, JUDGES = 7001, (8101, 8102, 8103)
+RECORDED, JUDGES = 7101, (8201, 8202, 8203)
 
 
 @dataclass(frozen=True, slots=True)
