@@ -81,7 +81,7 @@ class Autopilots:
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = Lock()
         self._closing = False
-        self._look = look or self._look_elsewhere
+        self._look = look or self.look_elsewhere
         self._looked_at: dict[str, float] = {}
         self._problem_log = ProblemLog(logger)
         self._loop = BackgroundLoop(self.round, "autopilot", ROUND_EVERY_S)
@@ -143,7 +143,7 @@ class Autopilots:
 
     # ── a look in a process of its own ────────────────────────────────────────────────────────────────────────────────
 
-    def _look_elsewhere(self, folder: Path, section: AutopilotSection) -> Mapping[str, Any]:
+    def look_elsewhere(self, folder: Path, section: AutopilotSection) -> Mapping[str, Any]:
         """Look at the tape in another process. Raises InfrastructureError with the reason if that fails."""
         command = python_process.module("api.jobs.autopilot", str(folder))
         wanted = {"ranges": section.bounds.ranges(), "gain_min": section.gain_min_ratio}

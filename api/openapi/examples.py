@@ -229,7 +229,7 @@ SPECIFICATION = {
     "budget": {"steps": 200},
 }
 _ADVISED = (
-    "interval_steps 24 to 12: merged tokens 3,492 to 3,648 a second, 4.5 % ± 0.2 % more, because lost with the island falls "
+    "interval_steps 24 to 12: merged tokens 3,492 to 3,648 a second, 4.5 % ± 0.2 % more, because time lost with the island falls "
     "from 8.2 % to 4.1 %"
 )
 _EFFECT = {

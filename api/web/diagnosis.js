@@ -65,7 +65,7 @@ function adviceView({ kind, looks }) {
   return [
     title,
     h("p", {}, h("b", {}, `${SETTINGS[advice.setting] ?? advice.setting}: ${advice.before ?? "no limit"} → ${significant(advice.after)}`)),
-    h("p", {}, sentence(advice.reason)),
+    h("p", {}, `${advice.reason}.`),
     table("Simulated before and after the change", ["Settings", "Merged tokens", "Goodput", "Islands in a merge"], [row("now", figures(advice.now)), row("then", figures(advice.then))]),
     h("p", { class: "sub" }, done),
     lookedAt(look),

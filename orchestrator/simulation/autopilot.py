@@ -481,9 +481,8 @@ def _reason(words: str, gain: float, error: float, now: Effect, then: Effect) ->
     cause = max(saved, key=lambda name: (saved[name], name), default="")
     if not cause or saved[cause] < CAUSE_MIN:
         return effect
-    return (
-        f"{effect}, because {cause} falls from {percent(now.badput[cause])} to {percent(then.badput.get(cause, 0.0))}"
-    )
+    parts = f"{percent(now.badput[cause])} to {percent(then.badput.get(cause, 0.0))}"
+    return f"{effect}, because time {cause} falls from {parts}"
 
 
 def _short(value: float) -> str:

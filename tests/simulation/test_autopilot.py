@@ -46,7 +46,7 @@ def test_islands_that_die_often_are_advised_to_merge_more_often(world: World) ->
     assert advice.gain_ratio > 2.0 * advice.error_ratio
     assert advice.then.tokens_per_second > advice.now.tokens_per_second
     assert advice.then.drift_steps < advice.now.drift_steps
-    assert "because lost with the island falls from" in advice.reason
+    assert "because time lost with the island falls from" in advice.reason
     assert report.record == world.tape.records[-1].n
 
 
