@@ -368,7 +368,7 @@ class SettingAdvice(Answer):
 
 
 class Look(Answer):
-    """What one look of the autopilot at the job's tape gave."""
+    """The result of one look of the autopilot at the job's tape."""
 
     looked_at_time: float = Field(description="Unix seconds")
     record: int = Field(description="the newest record of the tape then")

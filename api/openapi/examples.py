@@ -229,8 +229,8 @@ SPECIFICATION = {
     "budget": {"steps": 200},
 }
 _ADVISED = (
-    "interval_steps 24 to 12: merged tokens 3,492 to 3,648 a second, 4.5 % ± 0.2 % more, because time lost with the island falls "
-    "from 8.2 % to 4.1 %"
+    "interval_steps 24 to 12: merged tokens 3,492 to 3,648 a second, 4.5 % ± 0.2 % more, because time lost with the island "
+    "falls from 8.2 % to 4.1 %"
 )
 _EFFECT = {
     "tokens_per_second": 3492.0,

@@ -65,7 +65,7 @@ _ENDS = frozenset({FaultKind.CANCEL, FaultKind.FINISH, FaultKind.PAUSE, FaultKin
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The least and the most of each setting. A setting that is absent is only advised on, with no limits but the core's."""
+    """The least and the most of each setting. The autopilot only advises on a setting that is absent."""
 
     ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
@@ -122,7 +122,7 @@ def command_for(setting: str, value: float, reason: str) -> commands.Set | None:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What one look at a tape gave: advice, or in ``outcome`` why there is none. ``record`` is the tape's last record."""
+    """The result of one look at a tape: ``outcome`` is the advice or why there is none, ``record`` the tape's last record."""
 
     record: int
     at: Instant

@@ -396,7 +396,9 @@ class AutopilotBounds(Section):
 
     def ranges(self) -> dict[str, tuple[float, float]]:
         """Return the bounds that are set, by setting."""
-        return {name: value for name in type(self).model_fields if (value := getattr(self, name)) is not None}
+        pairs = (self.interval_steps, self.quorum, self.grace, self.standbys)
+        names = ("interval_steps", "quorum", "grace", "standbys")
+        return {name: pair for name, pair in zip(names, pairs, strict=True) if pair is not None}
 
 
 class AutopilotSection(Section):
