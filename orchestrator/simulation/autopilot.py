@@ -122,7 +122,7 @@ def command_for(setting: str, value: float, reason: str) -> commands.Set | None:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The result of one look at a tape: ``outcome`` is the advice or why there is none, ``record`` the tape's last record."""
+    """The result of one look at a tape, and the number of its last record. ``outcome`` is the advice, or why none."""
 
     record: int
     at: Instant
@@ -135,7 +135,7 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class _Stretch:
-    """What is simulated: a policy and a plan from 0 to ``until``, measured from ``since`` on."""
+    """The policy and the plan that are simulated from 0 to ``until``, and measured from ``since`` on."""
 
     policy: JobPolicy
     plan: WorldPlan
