@@ -74,10 +74,10 @@ def test_a_change_is_a_command_with_its_reason_that_a_tape_keeps() -> None:
 
 def test_a_setting_that_an_operator_has_changed_is_left_alone() -> None:
     world = preempted()
-    world.tell(e.CommandRequested(world.now, CommandId("c1"), "ada", Set(sync_interval_steps=40)))
+    world.tell(e.CommandRequested(world.now, CommandId("c1"), "ada", Set(sync_interval_steps=26)))
     advice = Pilot(world.tape, EVERYTHING).look().advice
     assert advice is not None
-    assert (advice.setting, advice.before) == ("interval_steps", 40.0)
+    assert (advice.setting, advice.before) == ("interval_steps", 26.0)
     assert advice.held_by == "ada has set interval_steps, and the autopilot leaves that alone"
 
 
