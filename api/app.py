@@ -21,6 +21,7 @@ from api.http import problems
 from api.http.guard import Bodies, Guard, SecurityHeaders
 from api.http.streams import Seats
 from api.installation.service_restart import RestartService, no_restart
+from api.jobs.autopilot import Autopilots
 from api.jobs.background_loop import BackgroundLoop
 from api.jobs.control import ControlPort
 from api.jobs.dispatcher import JOBS_MAX
@@ -76,6 +77,7 @@ def create_app(
     )
     job_list = JobList(service, store, control, runs_dir)
     retainer = Retainer(store, job_list, retention)
+    autopilots = Autopilots(service, store)
     plans = ChaosRuns(service, store, restart_service)
 
     @asynccontextmanager
@@ -89,7 +91,9 @@ def create_app(
         overseer.begin()
         service.queue.begin()
         job_list.begin()
+        autopilots.begin()
         yield
+        await run_in_threadpool(autopilots.close)
         await run_in_threadpool(job_list.close)
         await run_in_threadpool(overseer.close)
         await run_in_threadpool(service.queue.close)

@@ -34,8 +34,8 @@ from api.installation.home import DEFAULT_HOME, TOKEN_VARIABLE, Home
 
 # isort: off
 from api.schemas import (
-    Answer, AuditTrail, Checkpoint, Checkpoints, Command, Commands, Diagnosis, Health, Island, Islands, Job, JobCheck,
-    Jobs, JobSummary, Log, Logs, Merge, Merges, NewToken, NodeGroup, NodeGroupChange, NodeGroups, ProblemDocument,
+    Advice, Answer, AuditTrail, Checkpoint, Checkpoints, Command, Commands, Diagnosis, Health, Island, Islands, Job,
+    JobCheck, Jobs, JobSummary, Log, Logs, Merge, Merges, NewToken, NodeGroup, NodeGroupChange, NodeGroups, ProblemDocument,
     Profile, Restart, RetentionPlan, Specification, TapeRecord, Token, TokenList,
 )  # fmt: skip
 
@@ -330,6 +330,10 @@ class Client:
         """Return the one cause of the job's slowness or death, with the tape's records that show it."""
         return self._get(f"/v1/jobs/{quote(job, safe='')}/diagnosis", Diagnosis)
 
+    def advice(self, job: str) -> Advice:
+        """Return what the job's autopilot found in its looks at the tape, the newest first."""
+        return self._get(f"/v1/jobs/{quote(job, safe='')}/advice", Advice)
+
     def report(self, job: str) -> dict[str, Any]:
         """Return the report of an ended job. Raises Conflict if it has not ended."""
         answer = self._request("GET", f"/v1/jobs/{quote(job, safe='')}/report.json")
@@ -536,7 +540,7 @@ def _place_of(command: commands.Command) -> tuple[str, dict[str, Any] | None]:
             return "/rollback", {"checkpoint": checkpoint} if checkpoint else None
         case commands.Upgrade() | commands.Cancel() | commands.Finish():
             return f"/{commands.kind_of(command)}", None
-        case commands.Set(ratio, quorum, grace, interval, cost):
+        case commands.Set(ratio, quorum, grace, interval, cost, _):
             return "/set", {"lr_ratio": ratio, "quorum": quorum, "grace": grace, "interval": interval, "cost": cost}
         case commands.Pause() | commands.Continue():
             raise ConfigurationError(detail="A job is paused at its limit of cost. Set budget.at_cost and cost.")

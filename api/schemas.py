@@ -342,6 +342,53 @@ class Diagnosis(Answer):
     node_failures: dict[str, float] = Field(description="failures by node; one half an hour ago counts half")
 
 
+class SimulatedEffect(Answer):
+    """The simulated figures of a setting, as means over seeds."""
+
+    tokens_per_second: float = Field(description="merged tokens a second")
+    spread: float = Field(description="standard deviation of that over seeds")
+    goodput_ratio: float
+    contributors: float = Field(description="islands in a merge")
+    drift_steps: float = Field(description="steps of an island between two merges of a fragment that it takes part in")
+    badput: dict[str, float] = Field(description="part of the island time by cause")
+
+
+class SettingAdvice(Answer):
+    """One change of a setting, and its simulated effect."""
+
+    setting: str = Field(description="interval_steps, quorum, grace or standbys")
+    before: float | None = Field(description="null: no limit")
+    after: float
+    gain_ratio: float = Field(description="of merged tokens a second and machine, less what rarer merges cost")
+    error_ratio: float = Field(description="its standard error over seeds")
+    now: SimulatedEffect
+    then: SimulatedEffect
+    reason: str
+    held_by: str = Field(description="why the autopilot may not make the change; empty if it may")
+
+
+class Look(Answer):
+    """The result of one look of the autopilot at the job's tape."""
+
+    looked_at_time: float = Field(description="Unix seconds")
+    record: int = Field(description="the newest record of the tape then")
+    at: float = Field(description="seconds since the job was created")
+    settings: dict[str, float | None] = Field(description="the settings then; null: no limit")
+    fit_error_ratio: float | None = Field(description="how far the simulated present is from what happened")
+    looked_at: int = Field(description="number of changes that were simulated")
+    outcome: str = Field(description="the advice, or why there is none")
+    advice: SettingAdvice | None
+    command: str | None = Field(default=None, description="the command that made the change")
+
+
+class Advice(Answer):
+    """The looks of a job's autopilot, the newest first."""
+
+    job: str
+    kind: str = Field(description="off, observe or act")
+    looks: list[Look]
+
+
 class Merges(Answer):
     merges: list[MergeSummary]
     next_cursor: str | None = Field(default=None, description="give it as `cursor` for the next page; null: no more")

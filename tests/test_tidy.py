@@ -171,8 +171,9 @@ MAY_IMPORT = {
             api.auth api.clocks api.run api.schemas api.storage orchestrator.checkpoints
             orchestrator.core.commands
             orchestrator.core.faults orchestrator.core.vocabulary orchestrator.errors orchestrator.host.records
-            orchestrator.models orchestrator.simulation.advice orchestrator.specification orchestrator.status
-            orchestrator.system orchestrator.tape.codec orchestrator.text pydantic
+            orchestrator.models orchestrator.simulation.advice orchestrator.simulation.autopilot
+            orchestrator.specification orchestrator.status
+            orchestrator.system orchestrator.tape.codec orchestrator.tape.schema orchestrator.text pydantic
         """,
         "api.terminal": """
             api.client api.schemas orchestrator.errors orchestrator.system pydantic

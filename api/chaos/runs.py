@@ -27,7 +27,7 @@ from orchestrator.chaos.runner import PlannedFault
 from orchestrator.core.faults import fault_of
 from orchestrator.core.vocabulary import IslandId, IslandPlan, NodeGroupId
 from orchestrator.errors import ConfigurationError, Conflict, DataError, NotFound
-from orchestrator.report import chaos as page
+from orchestrator.report import html
 from orchestrator.specification.bounds import IslandCount, TokenCount
 from orchestrator.specification.validation import problems_of
 
@@ -149,7 +149,7 @@ class ChaosRuns:
         verdict = self.verdict(row.job, row.run)
         report = self._service.report(row.job)
         try:
-            return page.render(verdict, report, row.text)
+            return html.render_verdict(verdict, report, row.text)
         except (KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError) as error:
             detail = f"The report of {row.job} is damaged, so it has no page ({type(error).__name__})."
             raise DataError(detail=detail) from error

@@ -341,7 +341,7 @@ def simulate(
     from api.chaos.plans import load, plan_file, world_of
     from api.commands.simulate import Progress
     from orchestrator.chaos.simulated import run as run_simulated
-    from orchestrator.report import chaos as page
+    from orchestrator.report import html
 
     path = plan_file(plan)
     parsed = load(path)
@@ -350,7 +350,7 @@ def simulate(
         result = run_simulated(parsed, policy, world, seed, progress.show)
     verdict = result.verdict.plain()
     if report is not None:
-        report.write_text(page.render(verdict, result.verdict.report, path.read_text()), encoding="utf-8")
+        report.write_text(html.render_verdict(verdict, result.verdict.report, path.read_text()), encoding="utf-8")
     conclude_verdict(verdict, report, as_json)
 
 

@@ -1,4 +1,4 @@
-"""Commands for what happened in a job: its logs, events, merges with their explanations, diagnosis and cost.
+"""Commands for what happened in a job: its logs, events, merges with their explanations, diagnosis, advice and cost.
 
 `atoll track` sends the same to experiment trackers.
 """
@@ -189,6 +189,20 @@ def diagnose(
     console().print(diagnosed(diagnosis))
 
 
+def advise(
+    job: JobArgument = "latest", home: HomeOption = DEFAULT_HOME, url: UrlOption = None, as_json: JsonOption = False
+) -> None:
+    """Show what the job's autopilot advises on H, quorum, grace and standbys, with the reason and the simulated effect."""
+    with connect(home, url) as client:
+        advice = client.advice(job)
+    if as_json:
+        print_json(advice)
+        return
+    from api.terminal.record_text import advised
+
+    console().print(advised(advice))
+
+
 def cost(
     job: JobArgument = "latest", home: HomeOption = DEFAULT_HOME, url: UrlOption = None, as_json: JsonOption = False
 ) -> None:
@@ -265,5 +279,5 @@ def track(
 
 
 def register(app: typer.Typer) -> None:
-    for command in (logs, events, merges, explain, diagnose, cost, track):
+    for command in (logs, events, merges, explain, diagnose, advise, cost, track):
         app.command(rich_help_panel="Jobs")(command)

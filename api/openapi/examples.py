@@ -228,6 +228,18 @@ SPECIFICATION = {
     "synchroniser": {"fragments": 4, "interval_steps": 8},
     "budget": {"steps": 200},
 }
+_ADVISED = (
+    "interval_steps 24 to 12: merged tokens 3,492 to 3,648 a second, 4.5 % ± 0.2 % more, because time lost with the island "
+    "falls from 8.2 % to 4.1 %"
+)
+_EFFECT = {
+    "tokens_per_second": 3492.0,
+    "spread": 14.3,
+    "goodput_ratio": 0.853,
+    "contributors": 3.73,
+    "drift_steps": 24.0,
+    "badput": {"lost with the island": 0.082},
+}
 SHAPES: dict[str, Any] = {
     "ChaosRun": _CHAOS_RUN,
     "ChaosRunList": {"runs": [_CHAOS_RUN_SUMMARY]},
@@ -266,6 +278,33 @@ SHAPES: dict[str, Any] = {
             }
         ],
         "node_failures": {},
+    },
+    "Advice": {
+        "job": "demo-3ef8s",
+        "kind": "observe",
+        "looks": [
+            {
+                "looked_at_time": 1795292312.4,
+                "record": 19012,
+                "at": 1500.0,
+                "settings": {"interval_steps": 24.0, "quorum": 1.0, "grace": 3.0, "standbys": 0.0},
+                "fit_error_ratio": 0.004,
+                "looked_at": 8,
+                "outcome": _ADVISED,
+                "advice": {
+                    "setting": "interval_steps",
+                    "before": 24.0,
+                    "after": 12.0,
+                    "gain_ratio": 0.045,
+                    "error_ratio": 0.002,
+                    "now": _EFFECT,
+                    "then": _EFFECT | {"tokens_per_second": 3648.0, "goodput_ratio": 0.891, "drift_steps": 12.0},
+                    "reason": _ADVISED,
+                    "held_by": "",
+                },
+                "command": None,
+            }
+        ],
     },
     "Health": {"status": "ok", "detail": "4 node groups"},
     "Island": _ISLAND,

@@ -20,12 +20,13 @@ from pydantic import Field
 from api.http import eventstream
 from api.http.pools import RECORDS, STREAMS, chunks_in, runs_in
 from api.http.streams import File, Stream, following
+from api.jobs.autopilot import advice_of
 from api.routes.dependencies import ServiceHere
 from api.run.explanations import AllExplanations, answer_of, merge_of, summary_of, with_end
 from api.run.folder import Run, open_below
 from api.run.logs import LogReader, logs_of, newest
 from api.run.records import TapeReader, number_at_end, sound_records
-from api.schemas import Diagnosis, Logs, Merge, Merges
+from api.schemas import Advice, Diagnosis, Logs, Merge, Merges
 from orchestrator.errors import DataError, NotFound
 from orchestrator.tape.schema import CHECKSUM_AT_END, CONTINUATION_BYTES, Digest, Footer, continuation_at, encode_footer
 
@@ -107,6 +108,15 @@ def diagnose(job: str, service: ServiceHere, explained: ExplanationsHere) -> Dia
     if diagnosis.outcome is None and (answer := service.job(run.job)).state.final:
         diagnosis = with_end(diagnosis, answer.state.value, answer.reason)
     return answer_of(run.job, diagnosis)
+
+
+@router.get("/advice")
+def advise(job: str, service: ServiceHere) -> Advice:
+    """Return what the job's autopilot found in its looks at the tape, the newest first."""
+    run = service.run(job)
+    section = service.specification(job).specification.get("autopilot")
+    kind = section.get("kind", "off") if isinstance(section, dict) else "off"
+    return Advice(job=run.job, kind=str(kind), looks=advice_of(run.folder))
 
 
 @router.get(

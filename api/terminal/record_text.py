@@ -18,7 +18,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from api.schemas import Diagnosis, Merge, MergeSummary, TapeRecord
+from api.schemas import Advice, Diagnosis, Merge, MergeSummary, TapeRecord
 from api.terminal.listing import Listing
 from orchestrator.system.plain import percent, seconds
 
@@ -224,6 +224,34 @@ def diagnosed(diagnosis: Diagnosis) -> RenderableType:
         cells += [percent(own.waiting_ratio), _distance(own.waiting_z), str(own.failure_count)]
         table.add_row(own.island, own.node, *cells)
     return Group(*parts, Text(), table)
+
+
+LOOKS_SHOWN = 5
+
+
+def advised(advice: Advice) -> RenderableType:
+    """The newest advice with its simulated effect, and the outcomes of the looks before it."""
+    parts: list[RenderableType] = [Text(f"{advice.job}, autopilot {advice.kind}")]
+    if not advice.looks:
+        remedy = (
+            "Give `autopilot: {kind: observe}` in the specification." if advice.kind == "off" else "Look again later."
+        )
+        return Group(*parts, Text("The autopilot has not looked at this job's tape.", style="bold"), Text(remedy))
+    newest = advice.looks[0]
+    parts.append(Text(newest.outcome, style="bold"))
+    if (one := newest.advice) is not None:
+        table = Listing(
+            "simulated", "tokens/s", "±", "goodput", "islands in a merge", right=("tokens/s", "±", "goodput")
+        )
+        for name, effect in (("now", one.now), ("then", one.then)):
+            figures = f"{effect.tokens_per_second:,.0f}", f"{effect.spread:,.0f}", percent(effect.goodput_ratio)
+            table.add_row(name, *figures, f"{effect.contributors:.2f}")
+        done = f"Changed by {newest.command}." if newest.command else f"Not changed: {one.held_by or 'observe only'}."
+        parts += [Text(), table, Text(done)]
+    if len(advice.looks) > 1:
+        parts += [Text(), Text("Before that:", style="dim")]
+        parts += [Text(f"{seconds(look.at)}: {look.outcome}") for look in advice.looks[1:LOOKS_SHOWN]]
+    return Group(*parts)
 
 
 def _distance(z: float | None) -> str:

@@ -9,6 +9,7 @@ import * as charts from "./charts.js";
 import { chaos } from "./chaos.js";
 import { command } from "./commands.js";
 import { Beside, Sweep } from "./compare.js";
+import { Diagnosis } from "./diagnosis.js";
 import { askToken } from "./dialogs.js";
 import { fill, h } from "./dom.js";
 import * as fleet from "./fleet.js";
@@ -37,6 +38,7 @@ const beside = new Beside();
 const sweep = new Sweep();
 const merges = new Merges(() => place("merges").matches(":hover, :focus-within"), () => page.job && drawMerges());
 const inspection = new Inspection();
+const diagnosis = new Diagnosis();
 
 let stop = () => {};
 let timer = null;
@@ -107,7 +109,7 @@ async function look() {
   try {
     if (wanted) {
       const path = jobPath(wanted);
-      const parts = part ? [inspection.look(path, part, item)] : [get(`${path}/commands`), newestRun(path), lastCheckpoints(path), merges.look(path)];
+      const parts = part ? [inspection.look(path, part, item)] : [get(`${path}/commands`), newestRun(path), lastCheckpoints(path), merges.look(path), diagnosis.look(path, page.job)];
       const [job, commands, run, checkpoints] = await Promise.all([get(path), ...parts]);
       if (wanted === page.job?.job) show(job, part ? {} : { commands: commands.commands, run, checkpoints, looked: true });
     }
@@ -150,6 +152,7 @@ async function choose(name) {
   stop();
   if (name !== page.job?.job) {
     merges.forget();
+    diagnosis.forget();
     inspection.forget();
     Object.assign(page, NO_JOB);
     draw();
@@ -399,6 +402,7 @@ function drawJob(job) {
   fill(place("islands"), views.islands(job, mayChange()));
   drawLoss();
   drawChart("goodput", "Where island time went", "Productive time is time that reached a merge.", charts.goodputChart);
+  fill(place("diagnosis"), diagnosis.view(job));
   fill(place("cost"), views.cost(job));
   drawChart("timeline", "Islands over time", "× marks a loss.", charts.timelineChart);
   fill(place("lines"), views.lines(job));

@@ -9,10 +9,10 @@ calls between processes and the tape have of it. A new one is a class here, a me
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from orchestrator.core.faults import Fault, fault_of, flat
-from orchestrator.core.vocabulary import Epoch, IslandId, JobPolicy, NodeGroupId, replace
+from orchestrator.core.vocabulary import UNWRITTEN_DEFAULT, Epoch, IslandId, JobPolicy, NodeGroupId, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +101,7 @@ class Set:
     grace_cap_steps      the longest grace window, in inner steps
     sync_interval_steps  H
     cost_max             the limit of what the job may cost, which the service watches
+    reason               the autopilot's reason; empty if an operator changes them
     """
 
     lr_ratio: float | None = None
@@ -108,6 +109,7 @@ class Set:
     grace_cap_steps: float | None = None
     sync_interval_steps: int | None = None
     cost_max: float | None = None
+    reason: str = field(default="", metadata=UNWRITTEN_DEFAULT)
 
 
 @dataclass(frozen=True, slots=True)

@@ -365,12 +365,13 @@ def change_settings(state: JobState, event: CommandRequested, request: Set) -> l
     if request.cost_max is not None:
         before = "the specification's" if state.changed.cost_max is None else f"{state.changed.cost_max:g}"
         changes.append((f"cost {request.cost_max:g}", before))
-    wanted = {name: value for name, value in asdict(request).items() if value is not None}
+    wanted = {name: value for name, value in asdict(request).items() if value is not None and name != "reason"}
     state.changed = replace(state.changed, epoch=state.epoch, count=state.changed.count + 1, **wanted)
     state.policy = settings_applied(policy, request)
     state.quorum_least = min(state.quorum_least, state.policy.quorum)
     words = ", ".join(f"{now} (until now {before})" for now, before in changes)
-    answer = ResolveCommand(event.command, True, f"{words}; islands use it from their next boundary on")
+    why = f", because {request.reason}" if request.reason else ""
+    answer = ResolveCommand(event.command, True, f"{words}; islands use it from their next boundary on{why}")
     trains = (IslandState.TRAINING, IslandState.DRAINING)
     islands = [island for island in state.islands.values() if island.state in trains]
     adjusted = [effect for island in islands for effect in island_life.adjustment(state, island)]
@@ -390,9 +391,9 @@ def _settings_refusal(state: JobState, request: Set) -> str | None:
     policy = state.policy
     if state.phase is not JobPhase.RUNNING:
         return f"the job is {state.phase}: its settings are not changed any more"
-    if request == Set():
+    if replace(request, reason="") == Set():
         return "no setting was named: give lr, quorum, grace, interval or cost"
-    ratio, quorum, grace, interval, cost = astuple(request)
+    ratio, quorum, grace, interval, cost, _ = astuple(request)
     islands = sum(island.wanted for island in state.islands.values() if island.id not in state.standbys)
     if ratio is not None and not LR_RATIO_MIN <= ratio <= LR_RATIO_MAX:
         bounds = f"{LR_RATIO_MIN:g} to {LR_RATIO_MAX:g}"

@@ -232,6 +232,8 @@ Timeout = Annotated[float, Field(strict=True, ge=0.001, le=1e8, allow_inf_nan=Fa
 """A deadline: a millisecond is less than a network needs; three years mean for ever, and a lock can wait that long."""
 Wait = Annotated[float, Field(strict=True, ge=0, le=1e8, allow_inf_nan=False)]
 """Like ``Timeout``; 0 means no limit."""
+AdviceSeconds = Annotated[float, Field(strict=True, ge=10, le=1e8, allow_inf_nan=False)]
+"""A look at a tape takes seconds to a minute of one core."""
 StepSeconds = Annotated[float, Field(strict=True, ge=1e-6, le=86_400, allow_inf_nan=False)]
 """The duration of an inner step: an empty one takes a microsecond, and no job waits a day for its first merge."""
 VirtualSeconds = Annotated[float, Field(strict=True, ge=0, le=DURATION_MAX_S, allow_inf_nan=False)]

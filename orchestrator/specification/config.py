@@ -20,6 +20,7 @@ from orchestrator.errors import ConfigurationError, InvalidJobSpec, Problem
 from orchestrator.specification import device_mesh, documents, policy_source, training_sections
 from orchestrator.specification.bounds import BUDGET_TOKENS_MAX, BYTE_COUNT, BYTES, ISLANDS_MAX, Name, Seed
 from orchestrator.specification.sections import (
+    AutopilotSection,
     BudgetSection,
     CheckpointsSection,
     EvaluationSection,
@@ -54,6 +55,7 @@ class JobSpec(Section):
     synchroniser: SynchroniserSection = SynchroniserSection.model_construct()
     islands: Annotated[tuple[IslandsSection, ...], Field(min_length=1, max_length=ISLANDS_MAX)]
     budget: BudgetSection
+    autopilot: AutopilotSection = AutopilotSection.model_construct()
     evaluation: EvaluationSection = EvaluationSection.model_construct()
     recovery: RecoverySection = RecoverySection.model_construct()
     transport: TransportSection = TransportSection.model_construct()

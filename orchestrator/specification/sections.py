@@ -17,6 +17,7 @@ from orchestrator.parameters.codec.registry import CODEC_NAMES, CodecName
 from orchestrator.specification.bounds import (
     SHARDS_MAX,
     AcceleratorCount,
+    AdviceSeconds,
     AxisLength,
     ByteCount,
     BytesPerSecond,
@@ -374,6 +375,52 @@ class BudgetSection(Section):
             yield Problem("budget", "needs exactly one of tokens and steps.", "Give one of the two.")
         if self.at_cost == "pause" and self.cost is None:
             yield Problem("budget.at_cost", "is pause, but budget.cost is not set.", "Give budget.cost, or remove it.")
+
+
+class AutopilotBounds(Section):
+    """The least and the most of each setting that `act` may choose. It leaves a setting without bounds alone."""
+
+    interval_steps: tuple[RoundSteps, RoundSteps] | None = None
+    quorum: tuple[IslandCount, IslandCount] | None = None
+    grace: tuple[RoundStepsRatio, RoundStepsRatio] | None = Field(None, description="of grace_cap_steps")
+    standbys: tuple[IslandCountFromZero, IslandCountFromZero] | None = Field(
+        None, description="for advice only: no command changes the standbys of a running job"
+    )
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Self:
+        for name, (least, most) in self.ranges().items():
+            if least > most:
+                raise ValueError(f"{name} is {least:g} to {most:g}; give the smaller number first")
+        return self
+
+    def ranges(self) -> dict[str, tuple[float, float]]:
+        """Return the bounds that are set, by setting."""
+        pairs = (self.interval_steps, self.quorum, self.grace, self.standbys)
+        names = ("interval_steps", "quorum", "grace", "standbys")
+        return {name: pair for name, pair in zip(names, pairs, strict=True) if pair is not None}
+
+
+class AutopilotSection(Section):
+    """Advice on H, K, the grace window and standbys while the job runs, by a simulation of its own tape.
+
+    The service looks at the tape every ``every_s``, in a process of the lowest priority. ``observe`` records the advice,
+    which `atoll advise` and the job's page show. ``act`` also makes the change, within ``bounds``, as a command on the tape
+    that names the autopilot and its reason. It never changes a setting that an operator has changed with `atoll set`.
+    """
+
+    kind: Literal["off", "observe", "act"] = "off"
+    bounds: AutopilotBounds = AutopilotBounds.model_construct()
+    every_s: AdviceSeconds = Field(600.0, description="from the end of one look to the next")
+    gain_min_ratio: RatioBelowOne = Field(0.01, description="a change that gains less is no advice")
+
+    @model_validator(mode="after")
+    def _acts_within_bounds(self) -> Self:
+        if self.kind == "act" and not self.bounds.ranges().keys() - {"standbys"}:
+            raise ValueError(
+                "has kind act, but bounds names nothing that it may change; give bounds of interval_steps, quorum or grace"
+            )
+        return self
 
 
 class EvaluationSection(Section):

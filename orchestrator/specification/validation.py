@@ -274,9 +274,11 @@ def _plain(name: str) -> str:
 
 
 def _elsewhere(name: str, model: type[BaseModel]) -> list[str]:
-    """Return the paths of fields with this name in the whole document."""
+    """Return the paths of fields with this name in the whole document, those nearest to its top."""
     wanted = {_plain(name), SYNONYMS.get(_plain(name))}
-    return [path for path, field in _all_fields(model) if field in wanted]
+    paths = [path for path, field in _all_fields(model) if field in wanted]
+    depth = min((path.count(".") for path in paths), default=0)
+    return [path for path in paths if path.count(".") == depth]
 
 
 def _all_fields(model: type[BaseModel], under: str = "") -> Iterator[tuple[str, str]]:

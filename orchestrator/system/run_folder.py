@@ -48,6 +48,7 @@ CHECKPOINTS = "checkpoints"
 PARAMETERS = "merged.safetensors"
 DUMP = "parameters-"
 """What the name of a file with the parameters of a running job begins with. Its reader removes it."""
+ADVICE = "advice.json"
 REPORT = "report.json"
 REPORT_PAGE = "report.html"
 CRASH = "crash.txt"
@@ -162,6 +163,7 @@ FILES = (
     RunFile(
         f"{SHARDS}/SHARD/lock", "nothing: the shard's process has it locked", "when the shard starts", "not required"
     ),
+    RunFile(ADVICE, "the newest looks of the job's autopilot", "by the service, after each look", _SYSTEM),
     RunFile(BOOT, "the boot id of the machine when the job began", "when the job begins", "synced"),
     RunFile(
         CLOCK,

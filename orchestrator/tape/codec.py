@@ -257,7 +257,7 @@ def _unchanged(value: Any) -> Any:
 # ── commands ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 KINDS: dict[str, type[Any]] = {kind.__name__.lower(): kind for kind in get_args(Command)}
-GROWN: Mapping[str, Mapping[str, Any]] = {"inject": {"host": None}}
+GROWN: Mapping[str, Mapping[str, Any]] = {"inject": {"host": None}, "set": {"reason": ""}}
 """What commands grew since services and synchronisers of different builds talk, and what stands for its absence."""
 
 

@@ -14,7 +14,7 @@ from orchestrator.chaos.simulated import run
 from orchestrator.core import events as e
 from orchestrator.core.messages import CaughtUp
 from orchestrator.core.vocabulary import Incarnation
-from orchestrator.report import chaos as page
+from orchestrator.report import html
 from orchestrator.simulation.plan import Capacity, Fault, FaultKind, WorldPlan, sample_policy
 from orchestrator.tape.replay import replay
 from tests.chaos.plans import RANDOM_KILLS, plan
@@ -102,7 +102,7 @@ def test_what_a_simulation_cannot_show_is_said_and_never_counts_as_injected():
     noted = " ".join(simulated(plan(*faults, slow, objectives=["loss_gap < 1 %"])).verdict.notes)
     for name in ("kill_synchroniser", "kill_api", "payload_bytes", "loss_gap"):
         assert name in noted
-    shown = page.render(verdict.plain(), verdict.report, "")
+    shown = html.render_verdict(verdict.plain(), verdict.report, "")
     assert "What this run does not show" in shown
 
 
@@ -179,7 +179,7 @@ def test_survivors_that_wait_for_the_dead_fail_and_the_verdict_says_which_object
     assert failed.margin == pytest.approx(-3.0, abs=0.2)
     assert failed.at == pytest.approx(began + 24.0, abs=1.0)
     assert "s after the kill of asia" in failed.detail
-    shown = page.render(found.verdict.plain(), found.verdict.report, "name: waiting")
+    shown = html.render_verdict(found.verdict.plain(), found.verdict.report, "name: waiting")
     assert failed.detail in shown
     assert 'class="badge bad">failed' in shown
     assert "<script" not in shown

@@ -9,7 +9,7 @@ from playwright.sync_api import Browser
 
 from orchestrator.accounting.report import build
 from orchestrator.chaos.simulated import run
-from orchestrator.report import chaos, html
+from orchestrator.report import html
 from orchestrator.simulation.plan import Fault, FaultKind, WorldPlan, sample_policy
 from orchestrator.simulation.world import World
 from tests.chaos.plans import RANDOM_KILLS, plan
@@ -26,7 +26,7 @@ def report() -> str:
 def verdict() -> str:
     asked = plan(RANDOM_KILLS, objectives=["uptime_ratio > 10 %", "bystander_gap_max_s < 0.001"])
     found = run(asked, sample_policy(4, steps=600), WorldPlan((0.05,) * 4), seed=3)
-    return chaos.render(found.verdict.plain(), found.verdict.report, "name: random-kills")
+    return html.render_verdict(found.verdict.plain(), found.verdict.report, "name: random-kills")
 
 
 PAGES = {"report": report, "verdict": verdict}
