@@ -58,6 +58,8 @@ SAVE_S: Duration = 30.0
 TOKENS_PER_PARAMETER = 20.0
 """The default budget, of which Hoffmann et al. (arXiv:2203.15556) found that it suits a compute budget best."""
 STANDBYS_MAX = 4
+MTBF_UNSEEN_S: Duration = 3.0 * 86400.0
+"""Assumed of a host of which none died in a shorter time: a job of minutes says nothing of days."""
 GOODPUT_MIN = 0.001
 """A fleet below this has no plan."""
 LINE = "the line"
@@ -206,8 +208,10 @@ def _of_deaths(hosts: int, seen: Observed) -> dict[str, Figure]:
     there_s = hosts * fsum(max(0.0, min(life.ended_at, seen.until) - (life.placed_at or 0.0)) for life in lives)
     if there_s > 0.0:
         deaths = f"{_counted(len(crashes), 'death')} in {there_s / 3600.0:.3g} host-hours of its tape"
-        source = f"measured, {deaths}" if crashes else f"assumed, one death in as long as was seen: {deaths}"
-        figures["mtbf_host"] = Figure(there_s / max(1, len(crashes)), source)
+        if crashes:
+            figures["mtbf_host"] = Figure(there_s / len(crashes), f"measured, {deaths}")
+        else:
+            figures["mtbf_host"] = Figure(max(there_s, MTBF_UNSEEN_S), f"assumed, {deaths}")
     starts = [
         life.training_ordered_at - (life.placed_at or 0.0) for life in lives if life.training_ordered_at is not None
     ]
