@@ -566,8 +566,9 @@ def _run(job: str, run: str) -> str:
     return f"{_runs(job)}/{quote(run, safe='')}"
 
 
-_ERRORS: dict[str, type[RequestError]] = {"not-found": NotFound, "conflict": Conflict, "forbidden": Forbidden}
-_ERRORS |= {"precondition-failed": PreconditionFailed, "unauthenticated": Unauthenticated}
+Refusal = RequestError | StoreUnavailable
+_ERRORS: dict[str, type[Refusal]] = {"not-found": NotFound, "conflict": Conflict, "store": StoreUnavailable}
+_ERRORS |= {"forbidden": Forbidden, "precondition-failed": PreconditionFailed, "unauthenticated": Unauthenticated}
 
 
 def error_of(answer: httpx.Response) -> AtollError:
@@ -584,8 +585,6 @@ def error_of(answer: httpx.Response) -> AtollError:
     if (kind := document.type.rpartition(":")[2]) in _ERRORS:
         return _ERRORS[kind](detail=detail, remedy=remedy)
     match kind:
-        case "store":
-            return StoreUnavailable(detail=detail, remedy=remedy)
         case "invalid-job-spec":
             return InvalidJobSpec(detail=detail, problems=problems)
         case "configuration":
@@ -593,8 +592,7 @@ def error_of(answer: httpx.Response) -> AtollError:
         case "too-many-failures":
             seconds = answer.headers.get("Retry-After", "")
             is_count = seconds.isascii() and seconds.isdecimal() and len(seconds) <= WAIT_DIGITS_MAX
-            wait_s = int(seconds) if is_count else 0
-            return TooManyFailures(detail=detail, remedy=remedy, retry_after_s=wait_s)
+            return TooManyFailures(detail=detail, remedy=remedy, retry_after_s=int(seconds) if is_count else 0)
         case "request":
             return RequestError(detail=detail, remedy=remedy + "".join(f"\n  - {problem}" for problem in problems))
         case "internal":

@@ -443,9 +443,6 @@ class Restart(Answer):
     detail: str
 
 
-PROFILE_STEPS_MAX = 100
-
-
 class Profile(Answer):
     """Says how far a trace of an island's inner steps is."""
 
@@ -509,31 +506,6 @@ class RollbackOptions(BaseModel):
 
 class Checkpoints(Answer):
     checkpoints: list[Checkpoint]
-
-
-EXPIRY_MAX_S = 10 * 365 * 86400.0
-
-TokenName = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$", examples=["ci"])]
-
-
-class TokenOptions(BaseModel):
-    """A token to create. Its name identifies it on tapes and in the audit trail."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    name: TokenName
-    role: Annotated[Role, Field(examples=["operator"])]
-    expires_in_s: Annotated[
-        float | None,
-        Field(
-            strict=True,
-            ge=0.001,
-            le=EXPIRY_MAX_S,
-            allow_inf_nan=False,
-            description="seconds from now until it expires; null: never",
-            examples=[2592000.0],
-        ),
-    ] = None
 
 
 class Token(Answer):

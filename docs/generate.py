@@ -36,7 +36,7 @@ from pydantic_core import PydanticUndefined
 from api.cli import app
 from api.simulation import cell_words, columns_of
 from docs import generate_formats, generate_service
-from docs.markdown import MADE, paragraphs, prose
+from docs.generate_service import MADE, paragraphs, prose
 from orchestrator.core import commands, vocabulary
 from orchestrator.core.effects import Effect
 from orchestrator.core.events import Event, IslandReported

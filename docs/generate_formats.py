@@ -16,7 +16,7 @@ from pathlib import Path, PurePosixPath
 
 import numpy as np
 
-from docs.markdown import prose
+from docs.generate_service import prose
 from orchestrator.accounting.goodput import Goodput
 from orchestrator.core import commands, events
 from orchestrator.core.effects import ResolveCommand

@@ -1,12 +1,16 @@
 """Generates the pages about the service: the REST API from its OpenAPI document, and the metrics from their catalogue.
 
-``docs.generate`` writes them with the others. Operations and metrics are described in the code, not here.
+``docs.generate`` writes them with the others, and wraps its own prose with the functions at the end. Operations and metrics
+are described in the code, not here.
 """
 
 from __future__ import annotations
 
+import inspect
 import json
+import re
 import tempfile
+import textwrap
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -17,9 +21,10 @@ from api.jobs.control import ControlPort
 from api.metrics.catalogue import FAMILIES
 from api.openapi.document import METHODS, SCHEMAS, about_parameter
 from api.storage.store import Store
-from docs.markdown import MADE, paragraphs, prose
 
 Json = Mapping[str, Any]
+COLUMNS = 110
+MADE = "<!-- Made by `make reference` from {}: change the code, not this page. -->"
 
 
 def rest_page() -> Iterator[str]:
@@ -120,3 +125,20 @@ def type_of(schema: Json) -> str:
     if "const" in schema or "enum" in schema:
         return " or ".join(f"`{json.dumps(value)}`" for value in schema.get("enum", [schema.get("const")]))
     return str(schema.get("type", "anything"))
+
+
+def paragraphs(text: str) -> Iterator[str]:
+    """Yield a docstring as Markdown: paragraphs are wrapped, and indented lines are kept."""
+    blocks = re.split(r"\n\s*\n", inspect.cleandoc(text.replace("\b", "")).replace("``", "`"))
+    for index, block in enumerate(blocks):
+        if index:
+            yield ""
+        if block.startswith("    "):
+            yield from block.splitlines()
+        else:
+            yield from prose(block)
+
+
+def prose(text: str, hanging: str = "") -> list[str]:
+    flat = " ".join(text.replace("``", "`").split())
+    return textwrap.wrap(flat, COLUMNS, subsequent_indent=hanging, break_long_words=False, break_on_hyphens=False)

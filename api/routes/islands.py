@@ -23,7 +23,7 @@ from api.routes.dependencies import (
     accepted,
     versioned,
 )
-from api.schemas import PROFILE_STEPS_MAX, Command, Island, Islands, NodeGroupChange, NodeGroups, Profile
+from api.schemas import Command, Island, Islands, NodeGroupChange, NodeGroups, Profile
 from orchestrator.core import commands
 from orchestrator.core.vocabulary import IslandId
 
@@ -121,6 +121,7 @@ def drain_island(
     return accepted(service.submit_command(job, commands.Drain(IslandId(island)), caller, idempotency_key), response)
 
 
+PROFILE_STEPS_MAX = 100
 PROFILE_NAME = r"^[A-Za-z0-9_-]{1,200}$"
 Name = Annotated[str, Path(pattern=PROFILE_NAME)]
 ZIP = "application/zip"

@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query, Request
+from pydantic import BaseModel, ConfigDict, Field
 
-from api.auth.permissions import role_of
+from api.auth.permissions import Role, role_of
 from api.auth.tokens import AccessStore, TokenRow, Tokens
 from api.http.pools import ACCESS, runs_in
 from api.routes.dependencies import ANONYMOUS, Caller
-from api.schemas import AuditEntry, AuditTrail, NewToken, Token, TokenList, TokenOptions
+from api.schemas import AuditEntry, AuditTrail, NewToken, Token, TokenList
 
 router = APIRouter(prefix="/v1", tags=["access"], route_class=runs_in(ACCESS))
 
@@ -26,6 +27,29 @@ async def access_of(request: Request) -> AccessStore:
 
 
 TokensHere = Annotated[Tokens, Depends(tokens_of)]
+EXPIRY_MAX_S = 10 * 365 * 86400.0
+
+TokenName = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$", examples=["ci"])]
+
+
+class TokenOptions(BaseModel):
+    """A token to create. Its name identifies it on tapes and in the audit trail."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: TokenName
+    role: Annotated[Role, Field(examples=["operator"])]
+    expires_in_s: Annotated[
+        float | None,
+        Field(
+            strict=True,
+            ge=0.001,
+            le=EXPIRY_MAX_S,
+            allow_inf_nan=False,
+            description="seconds from now until it expires; null: never",
+            examples=[2592000.0],
+        ),
+    ] = None
 
 
 @router.post("/tokens", status_code=201)
