@@ -33,6 +33,7 @@ export class Diagnosis {
     if (!this.#diagnosis) return null;
     const { cause, others } = this.#diagnosis;
     const ended = FINAL.has(job.state);
+    if (ended && !cause && !this.#advice?.looks.length) return null;
     return [
       h("h2", { id: "diagnosis-title" }, ended ? "What cost most" : "What costs most"),
       cause ? causeView(cause) : h("p", { class: "nothing" }, "No cause takes 2 % of the island time."),

@@ -57,6 +57,7 @@ NO_LONG_DOWNLOADS = (
     "/report",
     "/report.json",
     "/tokenizer",
+    "/trace",
 )
 DOWNLOADS = [path for path in STREAMING if not path.endswith(NO_LONG_DOWNLOADS)]
 

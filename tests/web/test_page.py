@@ -501,7 +501,8 @@ def test_a_failed_job_shows_what_it_reached_and_nothing_empty(visit: Visit, site
     expect(page.locator(".card.bad")).to_have_count(1)
     expect(page.locator(".card", has_text="ended with the job")).to_have_count(5)
     expect(page.locator("main")).not_to_contain_text("no problem")
-    assert page.locator("#job .panel:visible:not(.card)").count() == 0
+    assert page.locator("#job .panel:visible:not(.card, #diagnosis)").count() == 0
+    expect(page.locator("#diagnosis")).to_contain_text("To do:")
     for look in each_look(page):
         page.screenshot(path=pictures / f"failed-{look}.png", full_page=True)
     assert faults(page) == []
