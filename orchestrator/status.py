@@ -569,7 +569,7 @@ class NodeGroupRecord(TypedDict):
 
     Capacities are totals over its nodes; ``cpus_free`` is right now. ``nodes_leaving`` of the nodes are about to go.
     Besides ``nodes`` there are ``nodes_down``, which the head has not given up, but which are dead or cut off.
-    ``builds`` are the nodes' builds of atoll.
+    ``builds`` are the nodes' builds of atoll, and ``node_names`` the names of those that answer and stay.
     """
 
     name: str
@@ -580,6 +580,7 @@ class NodeGroupRecord(TypedDict):
     accelerators: int
     nodes_leaving: NotRequired[int]
     nodes_down: NotRequired[int]
+    node_names: NotRequired[list[str]]
     builds: list[str]
 
 

@@ -91,6 +91,13 @@ _FAMILIES = (
     ),
     Family(
         "gauge",
+        "atoll_nodes_cordoned",
+        ("group", "region"),
+        "Nodes of the group on which an operator, or the rule for bad nodes, lets nothing new be placed: look at their logs "
+        "(`atoll node-groups`).",
+    ),
+    Family(
+        "gauge",
         "atoll_islands_wanted",
         ("group",),
         "Islands that running jobs want on nodes of the group, standbys included.",

@@ -300,11 +300,13 @@ class JobsCollector(Collector):
             yield Sample("atoll_head_up", (), 0)
         else:
             yield Sample("atoll_head_up", (), 1)
+            cordoned = Counter(one.node_group for one in self._service.cordons.nodes.latest())
             for group in groups:
                 labels = (group["name"], group["region"])
                 yield Sample("atoll_nodes", labels, group["nodes"])
                 yield Sample("atoll_nodes_leaving", labels, group.get("nodes_leaving", 0))
                 yield Sample("atoll_nodes_down", labels, group.get("nodes_down", 0))
+                yield Sample("atoll_nodes_cordoned", labels, cordoned[group["name"]])
             for certificate in certificates:
                 yield from of_certificate(certificate["place"], certificate["expires_at"], certificate["lifetime_s"])
         islands = [island for record in records if not record.view.has_decided for island in record.view.islands]

@@ -274,6 +274,7 @@ def test_the_head_and_its_nodes_are_shown_and_a_head_that_is_gone_is_down(desk: 
     nodes = told.all("atoll_nodes")
     assert set(nodes) == {(name, name) for name in ("us-east", "us-west", "europe", "asia")}
     assert told.all("atoll_nodes_leaving") == told.all("atoll_nodes_down") == dict.fromkeys(nodes, 0.0)
+    assert told.all("atoll_nodes_cordoned") == dict.fromkeys(nodes, 0.0)
     assert told.all("atoll_islands_wanted") == {(name,): 1.0 for name, _ in nodes}
     assert told.all("atoll_islands_waiting") == {(name,): 0.0 for name, _ in nodes}
     (desk.folder / "clockwork" / "cluster-is-gone").touch()
