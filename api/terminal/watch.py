@@ -23,6 +23,7 @@ from rich.text import Text
 from api.client import Client
 from api.schemas import Island, Job, JobSummary, NodeCordon
 from api.terminal.listing import POLL_S, Listing, Poller
+from orchestrator.errors import NotFound
 from orchestrator.system.plain import money
 
 PARTS = ("detect", "place", "start", "connect", "transfer", "first_merge")
@@ -262,6 +263,15 @@ def line(job: Job) -> str:
         f"version {job.global_version}  loss {_number(job.loss, '.3f')} (train {_number(job.loss_train, '.3f')})  "
         f"goodput {_percent(job.goodput_ratio)}  {islands}{paused}"
     )
+
+
+def newest_advice(client: Client, job: Job) -> str | None:
+    """Ask what the job's autopilot said at its newest look, as a line; None if it has none, or has not looked yet."""
+    try:
+        looks = client.advice(job.job).looks
+    except NotFound:  # a service of an earlier build
+        return None
+    return f"autopilot: {looks[0].outcome} (`atoll advise {job.job}`)" if looks else None
 
 
 def cordon_words(cordon: NodeCordon) -> str:

@@ -192,7 +192,7 @@ function nodeRow(group, mayChange) {
   const down = group.nodes_down ? `, ${group.nodes_down} down` : "";
   const single = group.cordoned_nodes ?? [];
   const nodes = single.map((one) =>
-    h("div", { class: "sub" }, `${one.node} is cordoned by ${one.cordoned_by}${one.reason ? `: ${one.reason}` : ""}`));
+    h("span", { class: "sub" }, ` ${one.node} is cordoned by ${one.cordoned_by}${one.reason ? `: ${one.reason}` : ""}`));
   const takes = group.cordoned ? badge("warn", "pause", `cordoned by ${group.cordoned_by}`) : badge("good", "tick", "accepts islands");
   const [action, words] = group.cordoned ? ["uncordon", "Uncordon"] : ["cordon", "Cordon"];
   const cells = [

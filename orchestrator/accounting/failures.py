@@ -2,8 +2,8 @@
 
 A node is bad if it fails islands that live elsewhere (``bad_nodes``). The diagnosis of a job names it, and the service
 cordons it if the operator lets it. What is no node's fault does not count: deliberate kills, departures, errors of the job's
-own code, and attempts to place an island that found no room. Failures are counted with decay (``series.DecayingCounts``):
-one that lies a half-life back counts half.
+own code, and attempts to place an island that found no room. Failures of several islands at the same time count once, with
+decay (``series.DecayingCounts``): what lies a half-life back counts half.
 
 Recovery times of islands, by part: a recovery time is published with its parts or not at all.
 
@@ -44,10 +44,12 @@ from orchestrator.core.vocabulary import (
 
 HALF_LIFE_S: Duration = 1800.0
 NODE_FAILURES_MIN = 3
+INCIDENT_S: Duration = 5.0
+"""Failures on a node within this time are one incident."""
 OTHERS_RATIO_MIN = 3.0
 """A bad node has at least this many times the failures of the other nodes, on average."""
 FAILURES_KEPT = 512
-_KILLS = frozenset({FaultKind.KILL.value, FaultKind.KILL_HOST.value, FaultKind.KILL_NODE.value})
+_KILLS = frozenset({FaultKind.KILL.value, FaultKind.KILL_HOST.value})
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +102,9 @@ class Failures:
                 own.nodes.add(event.node)
             elif isinstance(event, e.NoticeReceived):
                 own.noticed = True
+            elif event.kind == FaultKind.KILL_NODE.value:
+                for island in self._islands.values():
+                    island.killed = island.killed or island.node == own.node
             else:
                 own.killed = own.killed or event.kind in _KILLS
         for effect in effects:
@@ -140,11 +145,22 @@ class Failures:
 
 
 def failure_counts(failures: Iterable[Failure], at: Instant) -> dict[str, float]:
-    """Return the decayed count of failures of each node that has any, the highest first."""
+    """Return the decayed count of incidents of each node that has any, the highest first."""
     counts = DecayingCounts(HALF_LIFE_S)
-    for one in sorted((one for one in failures if one.may_be_the_nodes), key=lambda one: one.at):
-        counts.add(one.node, one.at)
+    for node, own in incidents(failures).items():
+        for one in own:
+            counts.add(node, one.at)
     return counts.all(at)
+
+
+def incidents(failures: Iterable[Failure]) -> dict[str, list[Failure]]:
+    """Return the first failure of each incident by node. A machine that loses power fails all of its islands once."""
+    by_node: dict[str, list[Failure]] = {}
+    for one in sorted((one for one in failures if one.may_be_the_nodes), key=lambda one: one.at):
+        own = by_node.setdefault(one.node, [])
+        if not own or one.at - own[-1].at >= INCIDENT_S:
+            own.append(one)
+    return by_node
 
 
 def bad_nodes(
@@ -154,25 +170,19 @@ def bad_nodes(
 
     ``nodes_of`` are the nodes on which each island was. Each bad node comes with the failures that count.
     """
-    counted: dict[str, list[Failure]] = {}
-    for one in failures:
-        if one.may_be_the_nodes:
-            counted.setdefault(one.node, []).append(one)
-    weights = failure_counts((one for own in counted.values() for one in own), at)
+    counted = [one for one in failures if one.may_be_the_nodes]
+    weights, times = failure_counts(counted, at), incidents(counted)
     places = {island: set(nodes) for island, nodes in nodes_of.items()}
     used = set().union(*places.values())
     bad = {}
-    for node, own in counted.items():
+    for node, own_times in times.items():
         others = [weights.get(other, 0.0) for other in sorted(used - {node})]
+        is_frequent = len(own_times) >= NODE_FAILURES_MIN and weights[node] >= 1.0
+        if not is_frequent or not others or weights[node] < OTHERS_RATIO_MIN * fsum(others) / len(others):
+            continue
+        own = [one for one in counted if one.node == node]
         islands = {one.island for one in own}
-        lives_elsewhere = any(len(places.get(island, ())) > 1 for island in islands)
-        if (
-            len(own) >= NODE_FAILURES_MIN
-            and weights[node] >= 1.0
-            and others
-            and weights[node] >= OTHERS_RATIO_MIN * fsum(others) / len(others)
-            and (len(islands) >= 2 or lives_elsewhere)
-        ):
+        if len(islands) >= 2 or any(len(places.get(island, ())) > 1 for island in islands):
             bad[node] = own
     return bad
 

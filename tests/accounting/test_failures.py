@@ -9,6 +9,7 @@ import pytest
 from orchestrator.accounting.failures import HALF_LIFE_S, Failure, Failures, bad_nodes, failure_counts
 from orchestrator.core import commands as c
 from orchestrator.core import events as e
+from orchestrator.core.faults import Kind as FaultKind
 from orchestrator.core.vocabulary import IslandId, IslandTimer, IslandTimerKind
 from tests.harness.story import Story, policy
 
@@ -20,43 +21,54 @@ def failure(island: str, node: str = "bad", at: float = 0.0, **facts: Any) -> Fa
     return Failure(1, at, IslandId(island), node, **(plain | {"is_placement": False} | facts))
 
 
+def history(*islands: str, node: str = "bad", **facts: Any) -> list[Failure]:
+    """Return a failure of each of these islands, ten seconds apart."""
+    return [failure(island, node, 10.0 * number, **facts) for number, island in enumerate(islands)]
+
+
 def bad_of(failures: list[Failure], at: float = 0.0, **nodes_of: tuple[str, ...]) -> list[str]:
     places = {"a": NODES[:1], "b": NODES[1:2]} | nodes_of
     return sorted(bad_nodes(failures, {IslandId(name): nodes for name, nodes in places.items()}, at))
 
 
 def test_a_node_that_fails_several_islands_is_bad_from_the_third_failure_on() -> None:
-    history = [failure("c"), failure("d"), failure("c")]
-    assert bad_of(history, c=("bad",), d=("bad",)) == ["bad"]
-    assert bad_of(history[:2], c=("bad",), d=("bad",)) == []
+    told = history(*"cdc")
+    assert bad_of(told, c=("bad",), d=("bad",)) == ["bad"]
+    assert bad_of(told[:2], c=("bad",), d=("bad",)) == []
+
+
+def test_a_machine_that_loses_power_once_is_not_bad_however_many_islands_it_had() -> None:
+    told = [failure(island, at=100.0 + number) for number, island in enumerate("cdef")]
+    assert bad_of(told, **dict.fromkeys("cdef", ("bad",))) == []
+    assert failure_counts(told, 100.0) == {"bad": 1.0}
 
 
 def test_one_island_makes_a_node_bad_only_if_it_was_elsewhere_too() -> None:
-    history = [failure("c")] * 3
-    assert bad_of(history, c=("bad",)) == [], "it may be the island"
-    assert bad_of(history, c=("bad", "good-1")) == ["bad"]
+    told = history(*"ccc")
+    assert bad_of(told, c=("bad",)) == [], "it may be the island"
+    assert bad_of(told, c=("bad", "good-1")) == ["bad"]
 
 
 def test_a_node_without_another_one_to_compare_with_is_not_bad() -> None:
-    assert bad_nodes([failure("c"), failure("d")] * 3, {IslandId("c"): ["bad"], IslandId("d"): ["bad"]}, 0.0) == {}
+    assert bad_nodes(history(*"cdcdcd"), {IslandId("c"): ["bad"], IslandId("d"): ["bad"]}, 0.0) == {}
 
 
 @pytest.mark.parametrize("fact", ["on_purpose", "is_of_code", "is_placement"])
 def test_what_is_no_nodes_fault_does_not_count(fact: str) -> None:
-    history = [failure("c", **{fact: True}), failure("d", **{fact: True})] * 9
-    assert bad_of(history, c=("bad", "good-1"), d=("bad",)) == []
-    assert failure_counts(history, 0.0) == {}
+    told = history(*"cdcdcdcd", **{fact: True})
+    assert bad_of(told, c=("bad", "good-1"), d=("bad",)) == []
+    assert failure_counts(told, 0.0) == {}
 
 
 def test_the_same_error_on_several_nodes_makes_none_of_them_bad() -> None:
-    history = [failure(island, node) for island in "cd" for node in NODES for _ in range(5)]
-    assert bad_of(history, c=NODES, d=NODES) == []
+    told = [one for node in NODES for one in history(*"cdcdc", node=node)]
+    assert bad_of(told, c=NODES, d=NODES) == []
 
 
 def test_old_failures_are_forgiven() -> None:
-    history = [failure("c"), failure("d"), failure("c"), failure("d")]
-    assert bad_of(history, at=1.9 * HALF_LIFE_S, c=("bad",), d=("bad",)) == ["bad"]
-    assert bad_of(history, at=2.1 * HALF_LIFE_S, c=("bad",), d=("bad",)) == []
+    told = history(*"cdcd")
+    assert bad_of(told, at=1.9 * HALF_LIFE_S, c=("bad",), d=("bad",)) == ["bad"]
+    assert bad_of(told, at=2.1 * HALF_LIFE_S, c=("bad",), d=("bad",)) == []
 
 
 class Told(Story):
@@ -99,6 +111,15 @@ def test_departures_kills_and_chaos_do_not_count() -> None:
     story.dies("b")
     story.command("chaos-1", c.Kill("c"))
     story.dies("c")
+    assert story.counts() == {}
+
+
+def test_chaos_that_kills_a_node_is_no_failure_of_it() -> None:
+    story = Told()
+    story.happen(e.FaultInjected, "chaos-1", "chaos", FaultKind.KILL_NODE.value, "a", 1, 0.0)
+    for island in "abc":
+        story.dies(island)
+    assert [one.on_purpose for one in story.failures.all] == [True] * 3
     assert story.counts() == {}
 
 

@@ -117,6 +117,7 @@ def test_uncordoning_resets_the_count_so_that_it_takes_new_failures(fleet: Fleet
     assert fleet.enforced() == []
     fleet.story.wait(300.0)
     fleet.story.fails_again()
+    fleet.story.fails_again()
     fleet.write_tape()
     fleet.now = BEGAN + fleet.story.now
     fleet.cordons.round()
