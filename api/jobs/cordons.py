@@ -80,7 +80,7 @@ class NodeCordons:
     def of(self, groups: Sequence[NodeGroupRecord]) -> list[NodeCordon]:
         """Return the cordons of nodes, by name, as they are in force with these groups."""
         rows = self._active()
-        enforced = in_force(rows, groups)
+        effective_names = in_force(rows, groups)
         return [
             NodeCordon(
                 node=row.node,
@@ -89,7 +89,7 @@ class NodeCordons:
                 reason=row.reason,
                 cordoned_at=row.cordoned_at,
                 expires_at=row.expires_at,
-                in_force=row.node in enforced,
+                in_force=row.node in effective_names,
             )
             for row in rows
         ]
@@ -104,13 +104,18 @@ class NodeCordons:
         names = group.get("node_names", []) if group is not None else []
         with self._lock:
             rows = self._active()
-            known = {row.node for row in rows if row.node_group == node_group}
-            if node not in {*names, *known}:
+            cordons_here = {row.node for row in rows if row.node_group == node_group}
+            if node not in {*names, *cordons_here}:
                 raise NotFound(
                     detail=f"Node group {node_group!r} has no node {node!r}.",
                     remedy=f"It has {some_of(names) or 'none that answers'}; `atoll islands JOB -o wide` names nodes.",
                 )
-            if cordoned and node not in known and group is not None and (why := _last_of(node, group, known)):
+            if (
+                cordoned
+                and node not in cordons_here
+                and group is not None
+                and (why := _last_of(node, group, cordons_here))
+            ):
                 raise Conflict(detail=why, remedy=f"Cordon the whole group: `atoll cordon {node_group}`.")
             now = self._clock()
             if cordoned:
@@ -219,11 +224,11 @@ def in_force(rows: Iterable[NodeCordonRow], groups: Iterable[NodeGroupRecord]) -
 
 def not_by_rule(node: str, group: NodeGroupRecord, cordoned: Iterable[str]) -> str:
     """Return why the rule must not cordon this node of the group; empty if it may."""
-    names, taken = set(group.get("node_names", [])), set(cordoned)
-    count, limit = len(names & taken), max(1, int(len(names) * CORDONED_RATIO_MAX))
+    names, cordon_names = set(group.get("node_names", [])), set(cordoned)
+    count, limit = len(names & cordon_names), max(1, int(len(names) * CORDONED_RATIO_MAX))
     if count >= limit:
         return f"{count} of {counted(len(names), 'node')} of {group['name']} are cordoned already"
-    return _last_of(node, group, taken)
+    return _last_of(node, group, cordon_names)
 
 
 def _last_of(node: str, group: NodeGroupRecord, cordoned: Iterable[str]) -> str:

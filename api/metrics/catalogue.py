@@ -543,6 +543,19 @@ _FAMILIES = (
     Family(
         "counter", "atoll_commands", ("atoll_job", "kind", "outcome"), "Operators' commands that jobs have decided."
     ),
+    Family(
+        "gauge",
+        "atoll_autopilot_gain_ratio",
+        ("atoll_job",),
+        "Gain that the autopilot's newest advice promises, of merged tokens; 0: no advice. Above 0 for long: see `atoll "
+        "advise`.",
+    ),
+    Family(
+        "gauge",
+        "atoll_autopilot_look_timestamp_seconds",
+        ("atoll_job",),
+        "When the autopilot last looked at the job's tape (Unix seconds).",
+    ),
     Family("gauge", "atoll_commands_pending", ("atoll_job",), "Commands that the job has not decided yet."),
     Family(
         "counter", "atoll_chaos_faults", ("atoll_job", "kind"), "Faults that chaos plans injected: intended outages."

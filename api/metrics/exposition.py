@@ -26,7 +26,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,12 +37,13 @@ from prometheus_client.utils import floatToGoString
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.clocks import Ages
+from api.jobs.autopilot import advice_of
 from api.jobs.background_loop import ProblemLog, reason_of
 from api.jobs.job_list import ended_at, uses
 from api.jobs.overseer import TAKEN_DOWN
 from api.jobs.service import Service
 from api.metrics.catalogue import FAMILIES
-from api.metrics.job import Buckets, Sample, samples
+from api.metrics.job import Buckets, Sample, advice_samples, samples
 from api.run.folder import free_bytes, run_bytes
 from api.schemas import ALIVE, FINAL, JobState
 from api.storage.store import JobRow, Store
@@ -319,7 +320,8 @@ class JobsCollector(Collector):
     def _samples_of(self, row: JobRow, record: JobStatus) -> list[Sample] | None:
         """Return all samples of the record, or None if it is damaged, so that other jobs keep their metrics."""
         try:
-            checked_samples = [checked(sample) for sample in islice(samples(record, row.spec), SAMPLES_MAX + 1)]
+            all_samples = chain(samples(record, row.spec), advice_samples(row.job, advice_of(Path(row.run_dir))))
+            checked_samples = [checked(sample) for sample in islice(all_samples, SAMPLES_MAX + 1)]
             if len(checked_samples) > SAMPLES_MAX:
                 raise ValueError(f"it has more than {SAMPLES_MAX} samples, the limit for one job")
         except Exception as error:

@@ -77,7 +77,7 @@ def cordon_node(
 def uncordon_node(
     node_group: str, node: str, service: ServiceHere, caller: Caller = ANONYMOUS, if_match: IfMatch = None
 ) -> NodeGroupChange:
-    """Place islands on this node again, whoever cordoned it. Its failures are counted from now on. Idempotent."""
+    """Place islands on this node again, also if the rule cordoned it. Its failures count from now on only. Idempotent."""
     return NodeGroupChange(
         node_group=service.cordons.change_node(node_group, node, caller, False, if_match), commands=[]
     )

@@ -437,8 +437,12 @@ class Store:
         """Cordon the node. If it is cordoned already, the first caller and reason stay."""
         with self._session.begin() as session:
             earlier = session.get(NodeCordonRow, row.node)
-            if earlier is None or earlier.lifted_at is not None:
-                session.merge(row)
+            if earlier is not None and earlier.lifted_at is None:
+                return
+            if earlier is not None:
+                session.delete(earlier)
+                session.flush()
+            session.add(row)
 
     def uncordon_node(self, node: str, at: float, node_group: str, caller: str) -> None:
         """Lift the cordon of the node, if it has one. In any case its failures before ``at`` count no longer."""

@@ -435,6 +435,7 @@ def test_every_family_of_the_catalogue_is_exported_with_its_labels_and_help(voya
     told = Exposition(wait_until(lambda: "atoll_recovery_part" in (text := voyaging.metrics()) and text))
     absent = {"atoll_held_out_bits_per_byte", "atoll_held_out_source_loss_nats"}  # a simulated job has no text,
     absent |= {"atoll_held_out_preference_accuracy_ratio", "atoll_held_out_preference_margin_nats"}
+    absent |= {"atoll_autopilot_gain_ratio", "atoll_autopilot_look_timestamp_seconds"}  # no autopilot,
     absent |= {"atoll_job_failed_timestamp_seconds"}  # and neither failures nor checkpoints
     absent |= {f"atoll_checkpoint_{of}" for of in ("interval_seconds", "age_seconds", "bytes")}
     for family in (family for family in FAMILIES.values() if family.name not in absent):
