@@ -202,7 +202,7 @@ def test_nodes_are_cordoned_by_command_and_shown_with_who_did_it(cold: Installat
     assert "rack-2" in listed
     assert "cordoned by local" in listed
     assert "rack-1 is the last node of asia" in cold.atoll("cordon", "asia", "--node", "rack-1", code=1)
-    assert "has no node 'rack-9'" in cold.atoll("cordon", "asia", "--node", "rack-9", code=1)
+    assert "has no node 'rack-9'" in cold.atoll("cordon", "asia", "--node", "rack-9", code=2)
     with cold.client() as client:
         job = client.submit(cold.spec()).job
         wait_until(lambda: [one.node for one in client.job(job).cordoned_nodes] == ["rack-2"])
