@@ -220,7 +220,7 @@ class NodeGroup(Answer):
         default=0, description="nodes besides these that do not answer: dead or cut off. Nothing is placed there"
     )
     builds: list[str] = Field(default=[], description="builds of atoll on its nodes: release and wire number")
-    node_names: list[str] = Field(default=[], description="the nodes that answer and stay, by name")
+    node_names: list[str] = Field(default=[], description="the machines of the nodes that answer and stay, by name")
     cordoned: bool = Field(default=False, description="whether nothing new is placed there")
     cordoned_by: str | None = None
     cordoned_nodes: list[NodeCordon] = Field(default=[], description="single nodes on which nothing new is placed")

@@ -568,7 +568,7 @@ class NodeGroupRecord(TypedDict):
     """A node group as the control port and the service exchange it: a set of nodes of one kind in one region.
 
     Capacities are totals over its nodes; ``cpus_free`` is right now. ``nodes_leaving`` of the nodes are about to go, the
-    others are ``node_names``. ``nodes_down`` more are dead or cut off, though the head has not given them up.
+    machines of the others ``node_names``. ``nodes_down`` more are dead or cut off, though the head has not given them up.
     """
 
     name: str

@@ -73,7 +73,12 @@ def node_groups(home: HomeOption = DEFAULT_HOME, url: UrlOption = None, as_json:
 
 NodeOption = Annotated[
     str | None,
-    typer.Option("--node", metavar="NODE", help="Only this node of the group, by its name.", show_default=False),
+    typer.Option(
+        "--node",
+        metavar="NODE",
+        help="Only this node of the group, by its machine's name (`atoll islands -o wide`).",
+        show_default=False,
+    ),
 ]
 
 

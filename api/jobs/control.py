@@ -33,7 +33,7 @@ class ControlPort(Protocol):
         ...
 
     def cordon_nodes(self, names: Collection[str]) -> None:
-        """Place nothing new on the nodes of these names, and only on these. What runs there continues. Idempotent."""
+        """Place nothing new on the nodes of machines of these names, and only on these. What runs there continues."""
         ...
 
     def node_memory(self) -> list[NodeMemory]:

@@ -8,7 +8,8 @@ A cordoned node is skipped when islands are placed, so they go to other nodes of
 control port does, at every round, because a head that was started again may have forgotten it. An operator cordons nodes. If
 the service was started with ``--cordon-bad-nodes``, the rule of the diagnosis does, too (``accounting.failures``), for all
 running jobs together. It cordons at most ``CORDONED_RATIO_MAX`` of a group's nodes, and its cordons expire. No cordon of
-nodes may leave a group without a node: while that would be so, those of the group are not in force.
+nodes may leave a group without a node: while that would be so, those of the group are not in force. Nodes go by the names of
+their machines, which tapes have, so nodes on one machine are cordoned together.
 """
 
 from __future__ import annotations
@@ -164,7 +165,8 @@ class NodeCordons:
             if node in cordoned or group is None:
                 continue
             reason = reason_for(own)
-            if why := not_by_rule(node, group, cordoned):
+            own_groups = [one for one in groups if node in one.get("node_names", [])]
+            if why := next(filter(None, (not_by_rule(node, one, cordoned) for one in own_groups)), ""):
                 self._problem_log.note(f"node {node}", f"it is bad ({reason}), but not cordoned: {why}")
                 continue
             row = NodeCordonRow(

@@ -349,16 +349,16 @@ def leaving_nodes() -> dict[str, Leaving]:
 
 
 def cordon_nodes(names: Collection[str]) -> None:
-    """Have nothing new placed on the nodes of these names, and only on these. It may be said again."""
+    """Have nothing new placed on the nodes of these names (``cordoned_nodes``), and only on these. It may be said again."""
     content = json.dumps(sorted(names)).encode()
     _head().internal_kv_put(CORDONED_KEY, content, True, None, timeout=HEAD_ANSWER_S)
 
 
 def cordoned_nodes() -> frozenset[str]:
-    """Return the ids of the nodes on which nothing new is to be placed."""
+    """Return the ids of the nodes on which nothing new is to be placed: cordons name the machine, or the node itself."""
     content = _head().internal_kv_get(CORDONED_KEY, None, timeout=HEAD_ANSWER_S)
     names = set(json.loads(content)) if content else set()
-    return frozenset(node.id for node in nodes() if node.name in names) if names else frozenset()
+    return frozenset(node.id for node in nodes() if names & {node.host, node.name}) if names else frozenset()
 
 
 def client_of(address: str) -> Any:

@@ -216,7 +216,7 @@ def node_groups_of(nodes: Iterable[Node], down: Collection[str], leaving: Collec
         group["builds"] = sorted({*group["builds"], node.labels.get(release.LABEL, release.UNKNOWN)})
         group["nodes_leaving"] += node.id in leaving
         if node.id not in leaving:
-            group["node_names"] = sorted({*group["node_names"], node.name})
+            group["node_names"] = sorted({*group["node_names"], node.host or node.name})
         group["cpus"] += node.total.get("CPU", 0.0)
         group["cpus_free"] += node.free.get("CPU", 0.0)
         group["accelerators"] += int(sum(node.total.get(kind, 0.0) for kind in ACCELERATORS))
