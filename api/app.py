@@ -6,16 +6,18 @@
 from __future__ import annotations
 
 import tempfile
+import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 from fastapi import FastAPI
 from starlette.concurrency import run_in_threadpool
 
 from api.auth.middleware import AuthMiddleware
-from api.auth.permissions import OWN_PACKAGES
-from api.auth.tokens import AccessStore, Tokens
+from api.auth.permissions import OWN_PACKAGES, Role
+from api.auth.tokens import AccessStore, AuditRow, Tokens
 from api.chaos.runs import ChaosRuns
 from api.http import problems
 from api.http.guard import Bodies, Guard, SecurityHeaders
@@ -24,6 +26,8 @@ from api.installation.service_restart import RestartService, no_restart
 from api.jobs.autopilot import Autopilots
 from api.jobs.background_loop import BackgroundLoop
 from api.jobs.control import ControlPort
+from api.jobs.cordons import BAD_NODE_RULE, NodeCordons
+from api.jobs.cordons import ROUND_EVERY_S as CORDON_ROUND_EVERY_S
 from api.jobs.dispatcher import JOBS_MAX
 from api.jobs.job_list import RETENTION_EVERY_S, JobList, Retainer
 from api.jobs.overseer import RESTART_SILENT_AFTER_MIN, Overseer
@@ -61,6 +65,7 @@ def create_app(
     certificate: Path | None = None,
     restart_silent_after_min: float = RESTART_SILENT_AFTER_MIN,
     prices: Mapping[str, PriceSection] | None = None,
+    cordon_bad_nodes: bool = False,
 ) -> FastAPI:
     """Return the REST API for this control port and store. Jobs write below ``runs_dir``.
 
@@ -69,9 +74,11 @@ def create_app(
     the fault ``kill_api``. ``taken_down`` is the file that exists after the installation was stopped on purpose.
     ``certificate`` is the file of the service's own one, whose expiry the metrics show. A synchroniser that does not answer
     for ``restart_silent_after_min`` is restarted; 0: never. Jobs get the ``prices`` of node groups that they do not name.
+    ``cordon_bad_nodes`` has the service cordon nodes by a rule.
     """
-    service = Service(control, store, runs_dir, packages, jobs_max, roots, prices)
     access = AccessStore(store.engine)
+    node_cordons = NodeCordons(control, store, by_rule=cordon_bad_nodes, audit=partial(audit_rule, access))
+    service = Service(control, store, runs_dir, packages, jobs_max, roots, prices, node_cordons)
     overseer = Overseer(
         control, store, service.cordons, service.record, service.roots, taken_down, restart_silent_after_min
     )
@@ -88,6 +95,8 @@ def create_app(
         loop.start()
         removing = BackgroundLoop(retainer.round, "retention", RETENTION_EVERY_S)
         removing.start()
+        cordoning = BackgroundLoop(node_cordons.round, "cordons of nodes", CORDON_ROUND_EVERY_S)
+        cordoning.start()
         overseer.begin()
         service.queue.begin()
         job_list.begin()
@@ -99,6 +108,7 @@ def create_app(
         await run_in_threadpool(service.queue.close)
         await run_in_threadpool(loop.stop)
         await run_in_threadpool(removing.stop)
+        await run_in_threadpool(cordoning.stop)
         await run_in_threadpool(plans.threads.close)
 
     app = FastAPI(
@@ -154,3 +164,11 @@ def create_app(
     # outermost: refusals are measured too
     app.add_middleware(RequestMetrics, seconds=app.state.metrics.request_seconds)
     return app
+
+
+def audit_rule(access: AccessStore, path: str) -> None:
+    """Record in the audit trail that the rule for bad nodes did what a request to ``path`` does."""
+    row = AuditRow(
+        at=time.time(), caller=BAD_NODE_RULE, role=Role.OPERATOR.value, address="service", method="POST", path=path
+    )
+    access.end_audit(access.begin_audit(row), 202)

@@ -149,12 +149,14 @@ class Client:
     def node_groups(self) -> list[NodeGroup]:
         return self._get("/v1/node-groups", NodeGroups).node_groups
 
-    def cordon(self, node_group: str) -> NodeGroupChange:
-        """Cordon the node group: no job places anything new on it until it is uncordoned."""
-        return self._post(f"/v1/node-groups/{quote(node_group, safe='')}/cordon", NodeGroupChange)
+    def cordon(self, node_group: str, node: str | None = None) -> NodeGroupChange:
+        """Cordon the node group, or one node of it: no job places anything new there until it is uncordoned."""
+        where = "/nodes/".join(quote(name, safe="") for name in (node_group, node) if name)
+        return self._post(f"/v1/node-groups/{where}/cordon", NodeGroupChange)
 
-    def uncordon(self, node_group: str) -> NodeGroupChange:
-        return self._post(f"/v1/node-groups/{quote(node_group, safe='')}/uncordon", NodeGroupChange)
+    def uncordon(self, node_group: str, node: str | None = None) -> NodeGroupChange:
+        where = "/nodes/".join(quote(name, safe="") for name in (node_group, node) if name)
+        return self._post(f"/v1/node-groups/{where}/uncordon", NodeGroupChange)
 
     def submit(self, document: Mapping[str, Any], *, priority: int = 0) -> Job:
         """Submit a job specification. The job is queued while there is no room. Raises InvalidJobSpec with every problem."""
@@ -166,8 +168,7 @@ class Client:
 
     def prioritise(self, job: str, priority: int) -> Job:
         """Change the priority of a queued job. Raises Conflict if it is no longer queued."""
-        answer = self._request("PATCH", f"/v1/jobs/{quote(job, safe='')}", json={"priority": priority})
-        return self._read(answer, Job)
+        return self._read(self._request("PATCH", f"/v1/jobs/{quote(job, safe='')}", json={"priority": priority}), Job)
 
     def jobs(self, *, state: str | None = None, name: str | None = None, limit: int = 100) -> list[JobSummary]:
         """Return the newest jobs, newest first."""
@@ -509,8 +510,7 @@ class Client:
         if (refusal := untrusted(error)) is not None:
             return ServiceUnreachable(
                 detail=f"The service at {self.url} has a certificate that is not trusted here ({refusal.verify_message}).",
-                remedy=f"Set {AUTHORITIES_VARIABLE} to the ca.crt of its fleet, call it by a name of its certificate, or "
-                "renew it.",
+                remedy=f"Set {AUTHORITIES_VARIABLE} to its fleet's ca.crt, use a name of its certificate, or renew it.",
             )
         return ServiceUnreachable(
             detail=f"The service at {self.url} does not answer ({str(error) or type(error).__name__}).",

@@ -163,6 +163,9 @@ class Job(JobFacts, JobSummary):
     warnings: list[ProblemItem] = Field(
         default=[], description="settings of the specification that are valid but probably a mistake"
     )
+    cordoned_nodes: list[NodeCordon] = Field(
+        default=[], description="cordoned nodes of the node groups that the job's islands are on"
+    )
 
 
 class JobCheck(Answer):
@@ -191,6 +194,20 @@ class Islands(Answer):
     islands: list[Island]
 
 
+class NodeCordon(Answer):
+    """A node on which nothing new is placed. Islands that train there continue."""
+
+    node: str
+    node_group: str
+    cordoned_by: str
+    reason: str = Field(description="why; empty if an operator cordoned it")
+    cordoned_at: float
+    expires_at: float | None = Field(default=None, description="when it ends by itself (unix); null: never")
+    in_force: bool = Field(
+        default=True, description="false while its node group has no other node that could be used instead"
+    )
+
+
 class NodeGroup(Answer):
     name: str
     region: str
@@ -203,8 +220,10 @@ class NodeGroup(Answer):
         default=0, description="nodes besides these that do not answer: dead or cut off. Nothing is placed there"
     )
     builds: list[str] = Field(default=[], description="builds of atoll on its nodes: release and wire number")
+    node_names: list[str] = Field(default=[], description="the machines of the nodes that answer and stay, by name")
     cordoned: bool = Field(default=False, description="whether nothing new is placed there")
     cordoned_by: str | None = None
+    cordoned_nodes: list[NodeCordon] = Field(default=[], description="single nodes on which nothing new is placed")
 
 
 class NodeGroups(Answer):

@@ -71,6 +71,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--retention-failed-days", type=float, metavar="DAYS", help="the same for failed jobs")
     parser.add_argument("--retention-bytes", type=int, metavar="N", help="remove the oldest ended jobs beyond so much")
     parser.add_argument("--prices", type=Path, metavar="FILE", help="what machines of node groups cost")
+    parser.add_argument("--cordon-bad-nodes", action="store_true", help="cordon nodes that keep failing islands")
     parser.add_argument("--port", type=int, default=0, help="port to listen on; 0: any free one")
     parser.add_argument("--listener", type=int, metavar="FD", help="an inherited listening socket, instead of --port")
     parser.add_argument("--control", required=True, metavar="MODULE:FACTORY")
@@ -121,6 +122,7 @@ def main(arguments: list[str] | None = None) -> int:
             retention,
             options.store_key,
             options.prices,
+            options.cordon_bad_nodes,
         )
     except AtollError as error:
         print(printable.lines(str(error)), file=sys.stderr)
@@ -145,6 +147,7 @@ def serve(
     retention: Retention,
     store_key: Path | None = None,
     prices_file: Path | None = None,
+    cordon_bad_nodes: bool = False,
 ) -> None:
     """Serve until SIGTERM or SIGINT. Raises Fenced if the service of another home takes over."""
     home, runs = home.resolve(), runs.resolve()
@@ -182,6 +185,7 @@ def serve(
                 certificate=binding.certificate,
                 restart_silent_after_min=restart_silent_after_min,
                 prices=prices,
+                cordon_bad_nodes=cordon_bad_nodes,
             )
             app.state.tokens.leave_first(place)
             place.write_address(binding.url(listener), runs, binding.certificate)

@@ -128,14 +128,15 @@ def _nodes() -> list[Panel]:
     return [
         listing(
             "Nodes by group",
-            "There: nodes of the group. Leaving: about to go. Down: they do not answer. Wanted: islands that running jobs "
-            "want there. Waiting: those for which there is no node.",
+            "There: nodes of the group. Leaving: about to go. Down: they do not answer. Cordoned: nothing new is placed on "
+            "them. Wanted: islands that running jobs want there. Waiting: those for which there is no node.",
             "group",
             [
                 Column("Group", name="group"),
                 Column("There", "sum by (group) (atoll_nodes)"),
                 Column("Leaving", "sum by (group) (atoll_nodes_leaving)", steps=((None, GOOD), (1, WARN))),
                 Column("Down", "sum by (group) (atoll_nodes_down)", steps=((None, GOOD), (1, WARN))),
+                Column("Cordoned", "sum by (group) (atoll_nodes_cordoned)", steps=((None, GOOD), (1, WARN))),
                 Column("Islands wanted", "sum by (group) (atoll_islands_wanted)"),
                 Column("Islands waiting", "sum by (group) (atoll_islands_waiting)", steps=((None, GOOD), (1, WARN))),
             ],

@@ -567,9 +567,8 @@ class JobStatus(Facts):
 class NodeGroupRecord(TypedDict):
     """A node group as the control port and the service exchange it: a set of nodes of one kind in one region.
 
-    Capacities are totals over its nodes; ``cpus_free`` is right now. ``nodes_leaving`` of the nodes are about to go.
-    Besides ``nodes`` there are ``nodes_down``, which the head has not given up, but which are dead or cut off.
-    ``builds`` are the nodes' builds of atoll.
+    Capacities are totals over its nodes; ``cpus_free`` is right now. ``nodes_leaving`` of the nodes are about to go, the
+    machines of the others ``node_names``. ``nodes_down`` more are dead or cut off, though the head has not given them up.
     """
 
     name: str
@@ -580,6 +579,7 @@ class NodeGroupRecord(TypedDict):
     accelerators: int
     nodes_leaving: NotRequired[int]
     nodes_down: NotRequired[int]
+    node_names: NotRequired[list[str]]
     builds: list[str]
 
 

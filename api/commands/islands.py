@@ -58,31 +58,63 @@ def node_groups(home: HomeOption = DEFAULT_HOME, url: UrlOption = None, as_json:
         cpus = f"{group.cpus_free:g} of {group.cpus:g}"
         builds = [", ".join(group.builds)] * mixed
         nodes = f"{group.nodes} ({group.nodes_down} down)" if group.nodes_down else str(group.nodes)
+        if single := len(group.cordoned_nodes):
+            takes += f", but on {single} of its nodes"
         table.add_row(group.name, group.region, nodes, cpus, str(group.accelerators), takes, *builds)
     console().print(table)
+    if cordoned := [one for group in groups for one in group.cordoned_nodes]:
+        from api.terminal.watch import cordon_words
+
+        nodes_table = Listing("cordoned node", "node group", "why", prose=("why",))
+        for one in cordoned:
+            nodes_table.add_row(one.node, one.node_group, cordon_words(one))
+        console().print(nodes_table)
+
+
+NodeOption = Annotated[
+    str | None,
+    typer.Option(
+        "--node",
+        metavar="NODE",
+        help="Only this node of the group, by its machine's name (`atoll islands -o wide`).",
+        show_default=False,
+    ),
+]
 
 
 def cordon(
-    group: GroupArgument, home: HomeOption = DEFAULT_HOME, url: UrlOption = None, as_json: JsonOption = False
+    group: GroupArgument,
+    node: NodeOption = None,
+    home: HomeOption = DEFAULT_HOME,
+    url: UrlOption = None,
+    as_json: JsonOption = False,
 ) -> None:
-    """Place nothing new on a node group. Islands that train there continue."""
+    """Place nothing new on a node group, or on one of its nodes. Islands that train there continue."""
     with connect(home, url) as client:
-        _conclude(client.cordon(group), as_json)
+        _conclude(client.cordon(group, node), node, as_json)
 
 
 def uncordon(
-    group: GroupArgument, home: HomeOption = DEFAULT_HOME, url: UrlOption = None, as_json: JsonOption = False
+    group: GroupArgument,
+    node: NodeOption = None,
+    home: HomeOption = DEFAULT_HOME,
+    url: UrlOption = None,
+    as_json: JsonOption = False,
 ) -> None:
-    """Place islands on a node group again, starting with those that wait for it."""
+    """Place islands on a node group again, starting with those that wait for it, or on one of its nodes."""
     with connect(home, url) as client:
-        _conclude(client.uncordon(group), as_json)
+        _conclude(client.uncordon(group, node), node, as_json)
 
 
-def _conclude(change: NodeGroupChange, as_json: bool) -> None:
+def _conclude(change: NodeGroupChange, node: str | None, as_json: bool) -> None:
     if as_json:
         print_json(change)
         return
     group = change.node_group
+    if node is not None:
+        cordoned = any(one.node == node for one in group.cordoned_nodes)
+        say(f"{node} of {group.name} {'is cordoned: nothing new is placed there' if cordoned else 'accepts islands'}")
+        return
     state = f"cordoned by {group.cordoned_by}: nothing new is placed there" if group.cordoned else "accepts islands"
     jobs = ", ".join(command.job for command in change.commands) or "none"
     say(f"{group.name} {'is ' if group.cordoned else ''}{state}; jobs informed: {jobs}")

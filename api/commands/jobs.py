@@ -296,12 +296,13 @@ def status(
     """Show the current status of a job."""
     with connect(home, url) as client:
         details = client.job(job)
-    if as_json:
-        print_json(details)
-        return
-    from api.terminal.watch import render
+        if as_json:
+            print_json(details)
+            return
+        from api.terminal.watch import newest_advice, render
 
-    console().print(render(details))
+        note = newest_advice(client, details)
+    console().print(render(details, note))
 
 
 def watch(

@@ -109,6 +109,13 @@ PricesOption = Annotated[
         show_default=False,
     ),
 ]
+CordonOption = Annotated[
+    bool,
+    typer.Option(
+        "--cordon-bad-nodes",
+        help="Cordon nodes that keep failing islands which live elsewhere, a quarter of a group's at most, for 6 hours.",
+    ),
+]
 DatabaseOption = Annotated[
     str | None,
     typer.Option(
@@ -204,6 +211,7 @@ def up(
     jobs_max: JobsMaxOption = None,
     restart_silent_after: RestartSilentOption = None,
     prices: PricesOption = None,
+    cordon_bad_nodes: CordonOption = False,
     retention_days: RetentionDaysOption = None,
     retention_failed_days: RetentionFailedDaysOption = None,
     retention_bytes: RetentionBytesOption = None,
@@ -241,6 +249,7 @@ def up(
         store_key,
         restart_silent_after,
         prices,
+        cordon_bad_nodes,
     )
     wanted.retention.refuse_senseless()
     bring_up(wanted, say)
@@ -359,6 +368,7 @@ def serve(
     jobs_max: JobsMaxOption = None,
     restart_silent_after: RestartSilentOption = None,
     prices: PricesOption = None,
+    cordon_bad_nodes: CordonOption = False,
     retention_days: RetentionDaysOption = None,
     retention_failed_days: RetentionFailedDaysOption = None,
     retention_bytes: RetentionBytesOption = None,
@@ -412,6 +422,7 @@ def serve(
         store_key=store_key,
         restart_silent_after_min=restart_silent_after,
         prices=prices,
+        cordon_bad_nodes=cordon_bad_nodes,
     )
     wanted.retention.refuse_senseless()
     for root in missing_roots(wanted.data):

@@ -100,6 +100,8 @@ class Installation:
     """After how many silent minutes a job's synchroniser is restarted; 0: never; None for the default."""
     prices: Path | None = None
     """A file with what the machines of node groups cost."""
+    cordon_bad_nodes: bool = False
+    """Cordon nodes that keep failing islands."""
 
     @property
     def with_cluster(self) -> bool:
@@ -396,6 +398,8 @@ def options_of(wanted: Installation) -> list[str]:
         options += ["--restart-silent-after", str(wanted.restart_silent_after_min)]
     if wanted.prices is not None:
         options += ["--prices", str(wanted.prices.absolute())]
+    if wanted.cordon_bad_nodes:
+        options += ["--cordon-bad-nodes"]
     limits = {
         "--retention-days": wanted.retention.days,
         "--retention-failed-days": wanted.retention.failed_days,

@@ -32,6 +32,10 @@ class ControlPort(Protocol):
         """Return the node groups of the fleet, by name."""
         ...
 
+    def cordon_nodes(self, names: Collection[str]) -> None:
+        """Place nothing new on the nodes of machines of these names, and only on these. What runs there continues."""
+        ...
+
     def node_memory(self) -> list[NodeMemory]:
         """Return the memory for processes of every node, the head included; 0 if a node does not report it."""
         ...

@@ -21,7 +21,7 @@ from api.auth.permissions import OWN_PACKAGES
 from api.clocks import ClockWatch
 from api.jobs.checkpoints import checkpoints_of, origin_of
 from api.jobs.control import ControlPort
-from api.jobs.cordons import Cordons
+from api.jobs.cordons import Cordons, NodeCordons
 from api.jobs.dispatcher import JOBS_MAX, Dispatcher
 from api.jobs.dispatcher import sections_of as sections_of_row
 from api.jobs.outbox import Outbox, digest_of, refuse_other_request, row_of
@@ -103,6 +103,7 @@ class Service:
         jobs_max: int = JOBS_MAX,
         roots: AllowedRoots = NOTHING_MORE,
         prices: Mapping[str, PriceSection] | None = None,
+        node_cordons: NodeCordons | None = None,
     ) -> None:
         self.roots = roots.with_checkpoints(runs_dir)
         self._control = control
@@ -112,7 +113,7 @@ class Service:
         self._prices = prices or {}
         self.statuses = StatusCache(self.record, store.generations, self._summarised)
         self.outbox = Outbox(control, store, lambda row: self.statuses.fresh(row).record)
-        self.cordons = Cordons(control, store, self.outbox)
+        self.cordons = Cordons(control, store, self.outbox, node_cordons or NodeCordons(control, store))
         self.queue = Dispatcher(
             control, store, self.cordons, self.statuses, self._answer, self.record, jobs_max, self.roots
         )
@@ -486,6 +487,9 @@ class Service:
         run_dir = Path(row.run_dir)
         try:
             job = job_of(row, record, *plans_of(row), report=has_report(run_dir))
+            if not job.state.final:
+                groups = {island.node_group for island in job.islands}
+                job.cordoned_nodes = [one for one in self.cordons.nodes.latest() if one.node_group in groups]
             job.model_dump_json()  # find out here whether it can be sent, so that lists do not fail
         except Exception as error:
             if record is not None and read_status(run_dir) is None:

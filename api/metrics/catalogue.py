@@ -91,6 +91,13 @@ _FAMILIES = (
     ),
     Family(
         "gauge",
+        "atoll_nodes_cordoned",
+        ("group", "region"),
+        "Nodes of the group on which an operator, or the rule for bad nodes, lets nothing new be placed: look at their logs "
+        "(`atoll node-groups`).",
+    ),
+    Family(
+        "gauge",
         "atoll_islands_wanted",
         ("group",),
         "Islands that running jobs want on nodes of the group, standbys included.",
@@ -535,6 +542,19 @@ _FAMILIES = (
     # ── operators ─────────────────────────────────────────────────────────────────────────────────────────────────
     Family(
         "counter", "atoll_commands", ("atoll_job", "kind", "outcome"), "Operators' commands that jobs have decided."
+    ),
+    Family(
+        "gauge",
+        "atoll_autopilot_gain_ratio",
+        ("atoll_job",),
+        "Gain that the autopilot's newest advice promises, of merged tokens; 0: no advice. Above 0 for long: see `atoll "
+        "advise`.",
+    ),
+    Family(
+        "gauge",
+        "atoll_autopilot_look_timestamp_seconds",
+        ("atoll_job",),
+        "When the autopilot last looked at the job's tape (Unix seconds).",
     ),
     Family("gauge", "atoll_commands_pending", ("atoll_job",), "Commands that the job has not decided yet."),
     Family(

@@ -26,7 +26,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,12 +37,13 @@ from prometheus_client.utils import floatToGoString
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.clocks import Ages
+from api.jobs.autopilot import advice_of
 from api.jobs.background_loop import ProblemLog, reason_of
 from api.jobs.job_list import ended_at, uses
 from api.jobs.overseer import TAKEN_DOWN
 from api.jobs.service import Service
 from api.metrics.catalogue import FAMILIES
-from api.metrics.job import Buckets, Sample, samples
+from api.metrics.job import Buckets, Sample, advice_samples, samples
 from api.run.folder import free_bytes, run_bytes
 from api.schemas import ALIVE, FINAL, JobState
 from api.storage.store import JobRow, Store
@@ -300,11 +301,13 @@ class JobsCollector(Collector):
             yield Sample("atoll_head_up", (), 0)
         else:
             yield Sample("atoll_head_up", (), 1)
+            cordoned = Counter(one.node_group for one in self._service.cordons.nodes.latest())
             for group in groups:
                 labels = (group["name"], group["region"])
                 yield Sample("atoll_nodes", labels, group["nodes"])
                 yield Sample("atoll_nodes_leaving", labels, group.get("nodes_leaving", 0))
                 yield Sample("atoll_nodes_down", labels, group.get("nodes_down", 0))
+                yield Sample("atoll_nodes_cordoned", labels, cordoned[group["name"]])
             for certificate in certificates:
                 yield from of_certificate(certificate["place"], certificate["expires_at"], certificate["lifetime_s"])
         islands = [island for record in records if not record.view.has_decided for island in record.view.islands]
@@ -317,7 +320,8 @@ class JobsCollector(Collector):
     def _samples_of(self, row: JobRow, record: JobStatus) -> list[Sample] | None:
         """Return all samples of the record, or None if it is damaged, so that other jobs keep their metrics."""
         try:
-            checked_samples = [checked(sample) for sample in islice(samples(record, row.spec), SAMPLES_MAX + 1)]
+            all_samples = chain(samples(record, row.spec), advice_samples(row.job, advice_of(Path(row.run_dir))))
+            checked_samples = [checked(sample) for sample in islice(all_samples, SAMPLES_MAX + 1)]
             if len(checked_samples) > SAMPLES_MAX:
                 raise ValueError(f"it has more than {SAMPLES_MAX} samples, the limit for one job")
         except Exception as error:

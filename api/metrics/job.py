@@ -13,6 +13,7 @@ from itertools import accumulate
 from math import inf
 from typing import Any
 
+from api.schemas import Look
 from orchestrator.core.faults import Kind
 from orchestrator.core.vocabulary import DataFlaws, IslandState, JobPhase, RefusalReason
 from orchestrator.parameters.codec.registry import EXACT
@@ -62,6 +63,13 @@ def samples(status: JobStatus, spec: Mapping[str, Any]) -> Iterator[Sample]:
     yield from _of_lines(job, status, schedule["wire"])
     yield from _of_norms(job, status)
     yield from _of_commands(job, status)
+
+
+def advice_samples(job: str, looks: Sequence[Look]) -> Iterator[Sample]:
+    """Yield the samples of the autopilot's newest look at the job's tape; none if there was none yet."""
+    for look in looks[:1]:
+        yield Sample("atoll_autopilot_look_timestamp_seconds", (job,), look.looked_at_time)
+        yield Sample("atoll_autopilot_gain_ratio", (job,), look.advice.gain_ratio if look.advice is not None else 0.0)
 
 
 def checkpoint_interval_s(section: Mapping[str, Any] | None, status: JobStatus) -> float | None:

@@ -135,6 +135,16 @@ _NODE_GROUP = {
     "cpus": 4.0,
     "cpus_free": 3.0,
     "accelerators": 0,
+    "node_names": ["asia-1"],
+}
+_NODE_CORDON = {
+    "node": "asia-2",
+    "node_group": "asia",
+    "cordoned_by": "the rule for bad nodes",
+    "reason": "4 failures of demo-3ef8s/asia, the last one: its process died",
+    "cordoned_at": 1795292312.4,
+    "expires_at": 1795313912.4,
+    "in_force": True,
 }
 _TOKEN = {
     "name": "ci",
@@ -345,7 +355,7 @@ SHAPES: dict[str, Any] = {
         "problem": "",
     },
     "ProfileOptions": {"steps": 5},
-    "NodeGroups": {"node_groups": [_NODE_GROUP]},
+    "NodeGroups": {"node_groups": [_NODE_GROUP | {"cordoned_nodes": [_NODE_CORDON]}]},
     "RetentionPlan": {
         "days": 30.0,
         "failed_days": None,

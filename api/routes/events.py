@@ -23,8 +23,7 @@ from api.http.streams import File, Stream, following
 from api.jobs.autopilot import advice_of
 from api.routes.dependencies import ServiceHere
 from api.run.explanations import AllExplanations, answer_of, merge_of, summary_of, with_end
-from api.run.folder import Run, open_below
-from api.run.logs import LogReader, logs_of, newest
+from api.run.folder import LogReader, Run, logs_of, newest, open_below
 from api.run.records import TapeReader, number_at_end, sound_records
 from api.schemas import Advice, Diagnosis, Logs, Merge, Merges
 from orchestrator.errors import DataError, NotFound

@@ -60,6 +60,29 @@ def uncordon_node_group(
     return _changed(service, node_group, caller, if_match, cordoned=False)
 
 
+@fleet_router.post("/{node_group}/nodes/{node}/cordon", status_code=202)
+def cordon_node(
+    node_group: str, node: str, service: ServiceHere, caller: Caller = ANONYMOUS, if_match: IfMatch = None
+) -> NodeGroupChange:
+    """Place nothing new on this node of the group. Islands that train there continue. Idempotent.
+
+    Refused with 409 for the last node of the group that can be used: cordon the group instead.
+    """
+    return NodeGroupChange(
+        node_group=service.cordons.change_node(node_group, node, caller, True, if_match), commands=[]
+    )
+
+
+@fleet_router.post("/{node_group}/nodes/{node}/uncordon", status_code=202)
+def uncordon_node(
+    node_group: str, node: str, service: ServiceHere, caller: Caller = ANONYMOUS, if_match: IfMatch = None
+) -> NodeGroupChange:
+    """Place islands on this node again, also if the rule cordoned it. Its failures count from now on only. Idempotent."""
+    return NodeGroupChange(
+        node_group=service.cordons.change_node(node_group, node, caller, False, if_match), commands=[]
+    )
+
+
 def _changed(
     service: Service, node_group: str, caller: str, if_match: str | None, *, cordoned: bool
 ) -> NodeGroupChange:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from math import fsum
 from typing import Any, Generic, TypeVar
 
@@ -20,7 +20,8 @@ from api.schemas import Absence, Contributor, Merge, MergeSummary, Refusal
 from api.schemas import Diagnosis as DiagnosisAnswer
 from orchestrator.accounting.diagnosis import Cause, Diagnosis, Diagnostician, Finding
 from orchestrator.accounting.explanation import KEEP, Explanation, Explanations
-from orchestrator.core.vocabulary import FragmentId, JobOutcome, Version
+from orchestrator.accounting.failures import Failure, Failures
+from orchestrator.core.vocabulary import FragmentId, IslandId, JobOutcome, Version
 from orchestrator.errors import TRY_OUTSIDE, DataError, NotFound
 from orchestrator.system import plain
 from orchestrator.system.plain import seconds
@@ -80,7 +81,9 @@ def _renamed(facts: dict[str, Any], **names: str) -> dict[str, Any]:
 
 JOBS_MAX = 8
 UNEVENTFUL = b'"effects":[]}'
-RELEVANT = b'{"type":"MergeCompleted"', b'{"type":"Connection', b'{"type":"Island', b'{"type":"Placement'
+OF_ISLANDS = b'{"type":"Connection', b'{"type":"Island', b'{"type":"Placement'
+RELEVANT = b'{"type":"MergeCompleted"', *OF_ISLANDS
+OF_FAILURES = *OF_ISLANDS, b'{"type":"NoticeReceived"', b'{"type":"FaultInjected"', b'{"type":"CommandRequested"'
 """Events that matter for a merge or an island's state even if nothing was decided on them."""
 
 
@@ -174,6 +177,34 @@ class JobExplanations:
             return fold.diagnosis()
 
 
+@dataclass(frozen=True, slots=True)
+class _DatedFailures:
+    failures: Failures
+    started_at: float
+
+
+class NodeFailures:
+    """The failures of one job's islands, for a rule about nodes that looks at all jobs."""
+
+    def __init__(self, run: Run) -> None:
+        self._job = run.job
+        self._tape = TapeFold(run, _dated_failures, _note_failure, concerns_islands)
+
+    def so_far(self) -> tuple[list[Failure], dict[IslandId, frozenset[str]]]:
+        """Return the newest failures, dated in Unix seconds, and the nodes of each island. Islands are named JOB/ISLAND."""
+        with self._tape.reading:
+            fold = self._tape.caught_up()
+            if fold is None:
+                return [], {}
+            failures = [
+                replace(one, at=fold.started_at + one.at, island=self._name(one.island)) for one in fold.failures.all
+            ]
+            return failures, {self._name(island): nodes for island, nodes in fold.failures.nodes().items()}
+
+    def _name(self, island: IslandId) -> IslandId:
+        return IslandId(f"{self._job}/{island}")
+
+
 class AllExplanations:
     """The explanations of the jobs that were queried last."""
 
@@ -207,6 +238,14 @@ def _diagnose(fold: Diagnostician, record: Record) -> None:
     fold.apply(record.n, record.event, record.effects)  # type: ignore[arg-type]  # as above
 
 
+def _dated_failures(header: Header) -> _DatedFailures:
+    return _DatedFailures(Failures(plan.island for plan in header.policy.islands), header.started_at)
+
+
+def _note_failure(fold: _DatedFailures, record: Record) -> None:
+    fold.failures.apply(record.n, record.event, record.effects)  # type: ignore[arg-type]  # as above
+
+
 def is_record(line: bytes) -> bool:
     return number_of(line) is not None
 
@@ -215,6 +254,11 @@ def explains_merges(line: bytes) -> bool:
     if not is_record(line):
         return False
     return not line.endswith(UNEVENTFUL) or any(kind in line for kind in RELEVANT)
+
+
+def concerns_islands(line: bytes) -> bool:
+    """Return whether this record may change an island's state, or say why it failed."""
+    return is_record(line) and (not line.endswith(UNEVENTFUL) or any(kind in line for kind in OF_FAILURES))
 
 
 def with_end(diagnosis: Diagnosis, state: str, reason: str) -> Diagnosis:

@@ -27,10 +27,13 @@ from typing import Any, BinaryIO, NamedTuple
 
 from pydantic import TypeAdapter, ValidationError
 
-from orchestrator.errors import DataError, InfrastructureError
+from api.schemas import Log
+from orchestrator.errors import DataError, InfrastructureError, NotFound
 from orchestrator.status import JobStatus
+from orchestrator.system.logbook import Logbook, logbooks
 from orchestrator.system.run_folder import (
     CHECKPOINTS,
+    ISLAND_LOGS,
     JOURNAL,
     LOGS,
     PARAMETERS,
@@ -46,6 +49,9 @@ from orchestrator.system.run_folder import (
 BYTES_MAX = 64 << 20
 """A job of 10,000 islands and as many recoveries leaves half of it."""
 KEPT_MAX = 256
+LOG_CHUNK_BYTES = 256 * 1024
+LOG_TAIL_BYTES_MAX = 8 << 20
+"""How many bytes of each half of a log are read at most: more than logbooks let them grow."""
 _OBJECT: TypeAdapter[dict[str, Any]] = TypeAdapter(dict[str, Any])
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -281,3 +287,101 @@ def parsed(content: bytes, path: Path) -> dict[str, Any]:
 def _first_reason(error: ValueError) -> str:
     reasons: list[dict[str, Any]] = getattr(error, "errors", list)()
     return str(reasons[0]["msg"]).rstrip(".") if reasons else type(error).__name__
+
+
+# ── logs ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def logs_of(run: Run) -> list[Log]:
+    """Return all logs of the job, islands first."""
+    listed = []
+    for book in logbooks(run.folder):
+        with suppress(OSError):  # it was just removed or rotated, or is not a log at all
+            with opened(book, book.path) as file:
+                about = os.fstat(file.fileno())
+            older = 0
+            with suppress(OSError), opened(book, book.older) as file:
+                older = os.fstat(file.fileno()).st_size
+            size = about.st_size + older
+            listed.append(Log(source=book.source, incarnation=book.number, bytes=size, written_at=about.st_mtime))
+    return listed
+
+
+def newest(run: Run, source: str, incarnation: int | None = None) -> Logbook:
+    """Return the logbook of this source, by default of the newest incarnation. Raises NotFound with the existing ones."""
+    books = logbooks(run.folder)
+    of_source = [book for book in books if book.source == source]
+    # an island may have the name of a helper; the helper takes precedence
+    of_source = [book for book in of_source if not book.of_island] or of_source
+    matches = [book for book in of_source if incarnation in (None, book.number)]
+    if matches:
+        return matches[-1]
+    there = ", ".join(f"{book.source} {book.number}" for book in books)
+    folder = run.folder / LOGS / ISLAND_LOGS
+    which = source if incarnation is None else f"{source}, incarnation {incarnation},"
+    raise NotFound(
+        detail=f"Job {run.job} has no log of {which} here.",
+        remedy=f"{f'There are {there}. ' if there else ''}An island writes its log to {folder} on its own machine when it "
+        f"starts, and the job copies the last part here. `atoll islands {run.job} -o wide` names the machine.",
+    )
+
+
+class LogReader:
+    """Reads the last ``tail`` lines of a logbook, and then what is added, also across a rotation."""
+
+    def __init__(self, book: Logbook, tail: int) -> None:
+        self.book = book
+        self._tail: int | None = tail
+        try:
+            self._file: BinaryIO = opened(book, book.path)
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            detail = f"The log {book.path} cannot be read: {error.strerror}."
+            raise NotFound(
+                detail=detail, remedy="There is something else in place of the log: check that path."
+            ) from error
+
+    def read(self) -> bytes:
+        """Return the bytes that were added since the last read."""
+        if self._tail is not None:
+            self._file.seek(max(0, os.fstat(self._file.fileno()).st_size - LOG_TAIL_BYTES_MAX))
+            lines = (self._older() + self._file.read(2 * LOG_TAIL_BYTES_MAX)).split(b"\n")
+            first_kept = max(0, len(lines) - self._tail - (lines[-1] == b""))
+            self._tail = None
+            return b"\n".join(lines[first_kept:])
+        if more := self._file.read(LOG_CHUNK_BYTES):
+            return more
+        if self._is_the_one_at(self.book.path):
+            return b""
+        # It was rotated: read what was written to it until then before the new one.
+        if more := self._file.read(LOG_CHUNK_BYTES):
+            return more
+        with suppress(OSError):
+            fresh = opened(self.book, self.book.path)
+            self._file.close()
+            self._file = fresh
+        return self._file.read(LOG_CHUNK_BYTES)
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _older(self) -> bytes:
+        if self._is_the_one_at(self.book.older):
+            return b""  # it was rotated between the two reads
+        with suppress(OSError), opened(self.book, self.book.older) as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - LOG_TAIL_BYTES_MAX))
+            return file.read(LOG_TAIL_BYTES_MAX)
+        return b""
+
+    def _is_the_one_at(self, path: Path) -> bool:
+        try:
+            return os.path.samestat(os.fstat(self._file.fileno()), path.lstat())
+        except OSError:
+            return False
+
+
+def opened(book: Logbook, path: Path) -> BinaryIO:
+    """Open one half of a logbook safely, from its run's folder. Raises OSError."""
+    folder = path.parents[2 if book.of_island else 1]
+    return open_below(folder, str(path.relative_to(folder)))

@@ -236,6 +236,20 @@ class CordonRow(Base):
     cordoned_at: Mapped[float]
 
 
+class NodeCordonRow(Base):
+    """A node on which nothing new is placed, until ``lifted_at`` is set: failures of the node count from then on."""
+
+    __tablename__ = "node_cordons"
+
+    node: Mapped[str] = mapped_column(primary_key=True)
+    node_group: Mapped[str]
+    caller: Mapped[str]
+    reason: Mapped[str]
+    cordoned_at: Mapped[float]
+    expires_at: Mapped[float | None] = mapped_column(default=None)
+    lifted_at: Mapped[float | None] = mapped_column(default=None)
+
+
 Row = TypeVar("Row", JobRow, CommandRow)
 
 
@@ -413,6 +427,30 @@ class Store:
     def uncordon(self, node_group: str) -> None:
         with self._session.begin() as session:
             session.execute(delete(CordonRow).where(CordonRow.node_group == node_group))
+
+    def node_cordons(self) -> dict[str, NodeCordonRow]:
+        """Return the nodes that are cordoned, or were, by name."""
+        with self._session() as session:
+            return {row.node: row for row in session.scalars(select(NodeCordonRow).order_by(NodeCordonRow.node))}
+
+    def cordon_node(self, row: NodeCordonRow) -> None:
+        """Cordon the node. If it is cordoned already, the first caller and reason stay."""
+        with self._session.begin() as session:
+            earlier = session.get(NodeCordonRow, row.node)
+            if earlier is not None and earlier.lifted_at is None:
+                return
+            if earlier is not None:
+                session.delete(earlier)
+                session.flush()
+            session.add(row)
+
+    def uncordon_node(self, node: str, at: float, node_group: str, caller: str) -> None:
+        """Lift the cordon of the node, if it has one. In any case its failures before ``at`` count no longer."""
+        facts = {"node": node, "node_group": node_group, "caller": caller, "reason": "", "cordoned_at": at}
+        with self._session.begin() as session:
+            row = session.get(NodeCordonRow, node) or NodeCordonRow(**facts)
+            row.lifted_at = at
+            session.add(row)
 
     def _add(self, row: Row) -> Row:
         try:

@@ -21,8 +21,9 @@ from rich.table import Table
 from rich.text import Text
 
 from api.client import Client
-from api.schemas import Island, Job, JobSummary
+from api.schemas import Island, Job, JobSummary, NodeCordon
 from api.terminal.listing import POLL_S, Listing, Poller
+from orchestrator.errors import NotFound
 from orchestrator.system.plain import money
 
 PARTS = ("detect", "place", "start", "connect", "transfer", "first_merge")
@@ -126,6 +127,7 @@ def render(job: Job, note: str | None = None) -> RenderableType:
         parts.append(Text(queue_place(job), style="bold yellow"))
     parts += [Text(words, style="bold yellow") for words in (job.pause_reason, job.checkpoint.trouble) if words]
     parts += [Text(words, style="bold yellow") for words in helper_words(job)]
+    parts += [Text(f"node {one.node} is {cordon_words(one)}", style="yellow") for one in job.cordoned_nodes]
     parts += [Text(words, style=style) for style, words in shard_words(job)]
     if job.reason and job.state.final:
         parts.append(Text(job.reason, style="bold red" if job.state == "failed" else "default"))
@@ -261,6 +263,24 @@ def line(job: Job) -> str:
         f"version {job.global_version}  loss {_number(job.loss, '.3f')} (train {_number(job.loss_train, '.3f')})  "
         f"goodput {_percent(job.goodput_ratio)}  {islands}{paused}"
     )
+
+
+def newest_advice(client: Client, job: Job) -> str | None:
+    """Ask what the job's autopilot said at its newest look, as a line; None if it has none, or has not looked yet."""
+    try:
+        looks = client.advice(job.job).looks
+    except NotFound:  # a service of an earlier build
+        return None
+    return f"autopilot: {looks[0].outcome} (`atoll advise {job.job}`)" if looks else None
+
+
+def cordon_words(cordon: NodeCordon) -> str:
+    """Return who cordoned a node and why, and until when."""
+    why = f": {cordon.reason}" if cordon.reason else ""
+    left = cordon.expires_at - time.time() if cordon.expires_at is not None else None
+    until = "" if left is None else f"; for {_clock(max(0.0, left))} more"
+    idle = "" if cordon.in_force else "; not in force, because its group has no other node that can be used"
+    return f"cordoned by {cordon.cordoned_by}{why}{until}{idle}"
 
 
 def _headline(job: Job) -> Table:

@@ -190,13 +190,16 @@ function nodeRow(group, mayChange) {
   const region = group.region === group.name ? null : h("span", { class: "soft" }, ` ${group.region}`);
   const leaving = group.nodes_leaving ? `, ${group.nodes_leaving} leaving` : "";
   const down = group.nodes_down ? `, ${group.nodes_down} down` : "";
+  const single = group.cordoned_nodes ?? [];
+  const nodes = single.map((one) =>
+    h("span", { class: "sub" }, ` ${one.node} is cordoned by ${one.cordoned_by}${one.reason ? `: ${one.reason}` : ""}`));
   const takes = group.cordoned ? badge("warn", "pause", `cordoned by ${group.cordoned_by}`) : badge("good", "tick", "accepts islands");
   const [action, words] = group.cordoned ? ["uncordon", "Uncordon"] : ["cordon", "Cordon"];
   const cells = [
     `${group.nodes}${leaving}${down}`,
     `${count(group.cpus_free)} of ${count(group.cpus)}`,
     `${group.accelerators}`,
-    takes,
+    nodes.length ? [takes, ...nodes] : takes,
     group.builds.join(", ") || NOTHING,
     ...(mayChange ? [h("button", { type: "button", "data-action": action, "data-target": group.name, "aria-label": `${words} ${group.name}` }, words)] : []),
   ];

@@ -9,7 +9,7 @@ the others'. A straggler has no badput: what it costs is the time in which it tr
 An island stands out if its figure is at least ``Z_MIN`` spreads above the median of the others. The spread is the median
 absolute deviation, scaled to a standard deviation, and at least a tenth of the median, so that two islands suffice.
 
-Failures of a node are counted with decay (``series.DecayingCounts``): one that lies a half-life back counts half.
+What a failure is, and which node is bad, is defined in ``failures``: the service cordons nodes by the same rule.
 """
 
 from __future__ import annotations
@@ -21,20 +21,18 @@ from enum import StrEnum
 from math import fsum
 from typing import Any
 
+from orchestrator.accounting.failures import Failures, bad_nodes, failure_counts
 from orchestrator.accounting.goodput import Goodput
 from orchestrator.accounting.island_time import (
-    ABSENT,
     AWAY,
     DRAINING,
     ENDING,
     EVALUATING,
-    GONE,
     HELD,
     NO_NODE,
     NOT_STEPPING,
     SILENT,
     Change,
-    Lifecycle,
 )
 from orchestrator.accounting.ledger import (
     LOST_WITH_ISLAND,
@@ -46,14 +44,13 @@ from orchestrator.accounting.ledger import (
     UNFINISHED,
     refused,
 )
-from orchestrator.accounting.series import DecayingCounts, Series, median
+from orchestrator.accounting.series import Series, median
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
 from orchestrator.core.faults import Kind as FaultKind
-from orchestrator.core.messages import Drained, Overdue, Progress
+from orchestrator.core.messages import Overdue, Progress
 from orchestrator.core.vocabulary import (
     Duration,
-    FailureExtent,
     Instant,
     IslandId,
     IslandState,
@@ -68,12 +65,10 @@ SHARE_MIN = 0.02
 Z_MIN, RATIO_MIN, SPREAD_MIN = 3.0, 1.25, 0.1
 PULL_SPREAD_MIN_S = 0.5
 """The least spread of the time that contributions travel: reports, from which it is measured, come about twice a second."""
-HALF_LIFE_S: Duration = 1800.0
-NODE_FAILURES_MIN = 3
 LOOP_LENGTH = 3
 """So many incarnations in a row that failed without a contribution are a crash loop."""
 STALL_MIN_S, STALL_INTERVALS = 30.0, 10.0
-FAILURES_KEPT, RECORDS_SHOWN = 512, 5
+RECORDS_SHOWN = 5
 
 
 Figures = Mapping[str, Any]
@@ -92,7 +87,10 @@ class Cause(StrEnum):
 
     CODE = "an error in the job's own code", "Read the traceback with `atoll logs`, and try the job with `atoll check`."
     CRASH_LOOP = "a crash loop", "Read the island's log with `atoll logs`, and drain it if its machine is to blame."
-    BAD_NODE = "a bad node", "Take the machine out (`atoll leave` on it) or cordon its node group, and look at its log."
+    BAD_NODE = (
+        "a bad node",
+        "Take the machine out: `atoll cordon GROUP --node NODE`, or `atoll leave` on it. Read its log.",
+    )
     FAILURES = "failures of islands", "Keep standbys, and offer more often (a smaller H), so that less is lost."
     DEPARTURES = "islands that left and came back", "Their machines were taken back, or drained: standbys shorten this."
     ON_PURPOSE = "deliberate kills", "Nothing: an operator or chaos killed these islands."
@@ -144,7 +142,6 @@ _PLAIN_CAUSES = {
     ROLLED_BACK: Cause.UNDONE,
     NOT_TAKEN_UP: Cause.UNDONE,
 }
-_KILLS = frozenset({FaultKind.KILL.value, FaultKind.KILL_HOST.value, FaultKind.KILL_NODE.value})
 Culprits = Mapping[IslandId, tuple[Cause, str] | None]
 """What the failures of each island are put down to; None if it had none."""
 
@@ -194,28 +191,10 @@ class Diagnosis:
     node_failures: Mapping[str, float]
 
 
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """An incarnation that failed. ``contributed`` says whether any of its work was admitted."""
-
-    record: int
-    island: IslandId
-    node: str
-    reason: str
-    on_purpose: bool
-    contributed: bool
-    is_of_code: bool
-    is_placement: bool
-
-
 @dataclass(slots=True)
 class _Island:
     """The facts about one island. ``reached`` are its latest (step, instant) by its reports."""
 
-    node: str = ""
-    contributed: bool = False
-    killed: bool = False
-    noticed: bool = False
     steps: Series[Duration] = field(default_factory=lambda: Series(256))
     pulls: Series[Duration] = field(default_factory=lambda: Series(256))
     reached: deque[tuple[int, Instant]] = field(default_factory=lambda: deque(maxlen=512))
@@ -226,7 +205,6 @@ class _Island:
     """Records of faults that stopped its process."""
     states: dict[str, deque[int]] = field(default_factory=dict)
     """The latest records with which it entered each state."""
-    nodes: set[str] = field(default_factory=set)
     progress: int = 0
     """The record of its latest report of progress, and below that of its first start."""
     first_start: int = 0
@@ -239,10 +217,8 @@ class Diagnostician:
         self._policy = policy
         self._groups = {plan.island: str(plan.node_group) for plan in policy.islands}
         self._goodput = Goodput(policy)
-        self._lifecycle = Lifecycle(tuple(plan.island for plan in policy.islands))
+        self._failures = Failures(plan.island for plan in policy.islands)
         self._islands = {plan.island: _Island() for plan in policy.islands}
-        self._failures: deque[Failure] = deque(maxlen=FAILURES_KEPT)
-        self._nodes = DecayingCounts(HALF_LIFE_S)
         self._merged_at: Instant | None = None
         self._intervals: Series[Duration] = Series(256)
         self._last_record = 0
@@ -254,16 +230,12 @@ class Diagnostician:
         self._last_record = number
         self._hear(number, event)
         for effect in effects:
-            if isinstance(effect, f.AdmitContribution) and effect.contribution.island in self._islands:
-                self._islands[effect.contribution.island].contributed = True
-            elif isinstance(effect, f.RefuseContribution) and effect.contribution.island in self._islands:
+            if isinstance(effect, f.RefuseContribution) and effect.contribution.island in self._islands:
                 self._refused(number, effect)
-            elif isinstance(effect, f.KillIsland) and effect.island in self._islands:
-                self._islands[effect.island].killed = isinstance(event, e.CommandRequested)
             elif isinstance(effect, f.FinishJob):
                 self._end = (number, effect.outcome.value, effect.reason)
-        for change in self._lifecycle.apply(event, effects):
-            self._changed(number, event, change, effects)
+        for change in self._failures.apply(number, event, effects):
+            self._changed(number, change)
         self._goodput.apply(event, effects)
 
     # ── taking in ─────────────────────────────────────────────────────────────────────────────────────────────
@@ -278,17 +250,11 @@ class Diagnostician:
             if own is not None:
                 when = next((at for step, at in own.reached if step >= event.contribution.step), event.at)
                 own.pulls.add(max(0.0, event.at - when))
-        elif isinstance(event, (e.IslandReported, e.IslandPlaced, e.NoticeReceived, e.FaultInjected)):
+        elif isinstance(event, (e.IslandReported, e.FaultInjected)):
             own = self._islands.get(event.island)
             if own is None:
                 return
-            if isinstance(event, e.IslandPlaced):
-                own.node = event.node
-                own.nodes.add(event.node)
-            elif isinstance(event, e.NoticeReceived):
-                own.noticed = True
-            elif isinstance(event, e.FaultInjected):
-                own.killed = own.killed or event.kind in _KILLS
+            if isinstance(event, e.FaultInjected):
                 if event.kind == FaultKind.STOP.value:
                     own.stops.append(number)
             elif isinstance(event.report, Progress):
@@ -306,29 +272,13 @@ class Diagnostician:
         elif effect.reason in _UNUSABLE_REASONS:
             own.unusable.append(number)
 
-    def _changed(self, number: int, event: e.Event, change: Change, effects: tuple[f.Effect, ...]) -> None:
+    def _changed(self, number: int, change: Change) -> None:
         own = self._islands[change.island]
         own.states.setdefault(change.after, deque(maxlen=RECORDS_SHOWN)).append(number)
         if change.after == IslandState.STARTING.value and not own.first_start:
             own.first_start = number
         if change.after == IslandState.PLACING.value:
-            own.contributed = own.killed = own.noticed = False
             own.reached.clear()
-        is_failure = change.after in (IslandState.LOST.value, IslandState.FAILED.value) and change.before not in GONE
-        left = isinstance(event, e.IslandReported) and isinstance(event.report, Drained)
-        if not is_failure or change.before == ABSENT or own.noticed or left:
-            return
-        reason = next((effect.reason for effect in effects if isinstance(effect, f.StopIsland)), "")
-        if isinstance(event, (e.ConnectionLost, e.PlacementFailed)):
-            reason = event.reason
-        of_code = isinstance(event, e.ConnectionLost) and (
-            event.extent is not FailureExtent.INCARNATION or reason.startswith("its own code failed")
-        )
-        unplaced = isinstance(event, e.PlacementFailed)
-        facts = number, change.island, own.node, reason
-        self._failures.append(Failure(*facts, own.killed, own.contributed, of_code, unplaced))
-        if own.node and not own.killed and not of_code and not unplaced:
-            self._nodes.add(own.node, event.at)
 
     # ── judging ───────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -350,23 +300,23 @@ class Diagnostician:
             cause=leading,
             others=tuple(one for one in findings if leading is None or _name(one) != _name(leading)),
             islands=figures,
-            node_failures=self._nodes.all(self._goodput.at),
+            node_failures=failure_counts(self._failures.all, self._goodput.at),
         )
 
     def _figures(self, summary: Figures) -> tuple[IslandFigures, ...]:
-        placed = {i: own for i, own in self._islands.items() if own.nodes}
+        placed = {i: self._islands[i] for i, nodes in self._failures.nodes().items() if nodes}
         steps = {i: median(own.steps.all()) for i, own in placed.items() if own.steps.count}
         pulls = {i: median(own.pulls.all()) for i, own in placed.items() if own.pulls.count}
         waits = {i: _waiting_ratio(summary["islands"][i]) for i in placed}
         step_z, pull_z = distances(steps), distances(pulls, PULL_SPREAD_MIN_S)
         waiting_z = distances(waits, SPREAD_MIN)
-        failures = Counter(one.island for one in self._failures)
+        failures = Counter(one.island for one in self._failures.all)
         return tuple(
             IslandFigures(
-                *(i, own.node, steps.get(i), step_z.get(i), pulls.get(i), pull_z.get(i)),
+                *(i, self._failures.node_of(i), steps.get(i), step_z.get(i), pulls.get(i), pull_z.get(i)),
                 *(waits[i], waiting_z.get(i), failures[i]),
             )
-            for i, own in placed.items()
+            for i in placed
         )
 
     def _costs(
@@ -407,7 +357,7 @@ class Diagnostician:
 
     def _culprit(self, island: IslandId) -> tuple[Cause, str] | None:
         """Return what the failures of this island are put down to; None if it had none."""
-        own = [one for one in self._failures if one.island == island]
+        own = [one for one in self._failures.all if one.island == island]
         if not own:
             return None
         on_purpose = sum(one.on_purpose for one in own)
@@ -417,7 +367,7 @@ class Diagnostician:
             return Cause.CODE, ""
         nodes = Counter(one.node for one in own if not one.on_purpose)
         node = nodes.most_common(1)[0][0] if nodes else ""
-        if node and self._is_bad(node):
+        if node in bad_nodes(self._failures.all, self._failures.nodes(), self._goodput.at):
             return Cause.BAD_NODE, node
         in_vain = longest = 0
         for one in own:
@@ -431,24 +381,11 @@ class Diagnostician:
     def _shared_error(self) -> str | None:
         """Return the error of user code that ended incarnations of several islands, or of the only one that failed so."""
         errors: dict[str, set[IslandId]] = {}
-        for one in self._failures:
+        for one in self._failures.all:
             if one.is_of_code:
                 errors.setdefault(one.reason, set()).add(one.island)
-        placed = sum(bool(own.nodes) for own in self._islands.values())
+        placed = sum(map(bool, self._failures.nodes().values()))
         return next((reason for reason, islands in errors.items() if len(islands) >= min(2, placed)), None)
-
-    def _is_bad(self, node: str) -> bool:
-        """Return whether the node fails islands that do well elsewhere, or several islands while other nodes do well."""
-        counted_here = [one for one in self._failures if one.node == node and not one.on_purpose and not one.is_of_code]
-        weights = self._nodes.all(self._goodput.at)
-        if len(counted_here) < NODE_FAILURES_MIN or weights.get(node, 0.0) < 1.0:
-            return False
-        nodes = {name for own in self._islands.values() for name in own.nodes}
-        others = [weights.get(name, 0.0) for name in nodes - {node}]
-        if not others or weights[node] < 3.0 * fsum(others) / len(others):
-            return False
-        islands = {one.island for one in counted_here}
-        return len(islands) >= 2 or any(len(self._islands[island].nodes) > 1 for island in islands)
 
     def _lost_to_slowness(self, summary: Figures, figures: Mapping[IslandId, IslandFigures]) -> dict[IslandId, float]:
         """Return what each straggler's stepping lacks of the others' tokens a second and accelerator, in seconds."""
@@ -480,10 +417,11 @@ class Diagnostician:
         since = self._goodput.at - self._merged_at
         if since < max(STALL_MIN_S, STALL_INTERVALS * median(self._intervals.all())):
             return None
-        training = self._lifecycle.training_count
+        training = self._failures.lifecycle.training_count
         quorum = self._policy.quorum_of(training)
         if training < quorum:
-            away = [i for i, own in self._islands.items() if own.nodes and self._state(i) != IslandState.TRAINING.value]
+            placed = (island for island, nodes in self._failures.nodes().items() if nodes)
+            away = [i for i in placed if self._state(i) != IslandState.TRAINING.value]
             text = f"no merge for {seconds(since)}: {training} of {quorum} islands train, without {some_of(away, 8)}"
             records = tuple(sorted(own.states[self._state(i)][-1] for i, own in self._islands.items() if i in away))
             cause = Cause.NO_QUORUM
@@ -495,19 +433,19 @@ class Diagnostician:
         return Finding(cause, "", spent, spent / total if total else 0.0, text, cause.remedy, records[-RECORDS_SHOWN:])
 
     def _state(self, island: IslandId) -> str:
-        return self._lifecycle.lives[island].state
+        return self._failures.lifecycle.lives[island].state
 
     def _killer(self, reason: str, culprits: Culprits) -> tuple[Cause, str, tuple[int, ...]]:
         if "nothing was ever merged" in reason:
             return Cause.NO_QUORUM, "", ()
-        of_code = tuple(one.record for one in self._failures if one.is_of_code)
-        if of_code and (self._shared_error() is not None or self._failures[-1].is_of_code):
+        of_code = tuple(one.record for one in self._failures.all if one.is_of_code)
+        if of_code and (self._shared_error() is not None or self._failures.all[-1].is_of_code):
             return Cause.CODE, "", of_code
-        blamed = Counter(culprit for one in self._failures if (culprit := culprits[one.island]))
+        blamed = Counter(culprit for one in self._failures.all if (culprit := culprits[one.island]))
         if not blamed:
             return Cause.OTHER, "", ()
         (cause, subject), _ = blamed.most_common(1)[0]
-        return cause, subject, tuple(one.record for one in self._failures)
+        return cause, subject, tuple(one.record for one in self._failures.all)
 
     def _finding(self, cause: Cause, subject: str, spent: Duration, total: Duration, culprits: Culprits) -> Finding:
         statement, records = self._evidence(cause, subject, culprits)
@@ -518,7 +456,7 @@ class Diagnostician:
     def _evidence(self, cause: Cause, subject: str, culprits: Culprits) -> tuple[str, tuple[int, ...]]:
         """Return a statement with the figures that show the cause, and the numbers of the records."""
         own = self._islands.get(IslandId(subject))
-        blamed = [one for one in self._failures if culprits[one.island] == (cause, subject)]
+        blamed = [one for one in self._failures.all if culprits[one.island] == (cause, subject)]
         records, lost = tuple(one.record for one in blamed), sorted({one.island for one in blamed})
         match cause:
             case Cause.CODE:

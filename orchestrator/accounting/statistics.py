@@ -31,9 +31,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, fields
 from typing import Any
 
+from orchestrator.accounting.failures import PARTS, Recoveries
 from orchestrator.accounting.island_time import ABSENT, GONE, Change, Lifecycle
 from orchestrator.accounting.merges import Merges
-from orchestrator.accounting.recovery import PARTS, Recoveries
 from orchestrator.accounting.series import Epochs, Histogram, Series, median
 from orchestrator.core import effects as f
 from orchestrator.core import events as e

@@ -31,7 +31,7 @@ from orchestrator.core.vocabulary import Epoch, IslandId
 from orchestrator.errors import NotFound, PayloadDamaged, TransferError, first_line, in_words
 from orchestrator.host.checkpoint_writer import CheckpointWriter
 from orchestrator.host.job_context import JobContext
-from orchestrator.runtime.impaired_link import ImpairedLink
+from orchestrator.runtime.parameter_link import ImpairedLink
 from orchestrator.system.roots import AllowedRoots
 
 log = logging.getLogger(__name__)

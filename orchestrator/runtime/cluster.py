@@ -15,10 +15,11 @@ from __future__ import annotations
 
 import errno
 import importlib
+import json
 import logging
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -83,6 +84,7 @@ PREEMPTION = 2
 RAY_DRAINS = "Ray drains the node"
 CAUSE_MAX = 200
 HEAD_ANSWER_S = 5.0
+CORDONED_KEY = b"atoll-cordoned-nodes"
 ALIVE = 0
 """``GcsNodeInfo.GcsNodeState.ALIVE`` of Ray."""
 
@@ -344,6 +346,19 @@ def leaving_nodes() -> dict[str, Leaving]:
         cause = printable.line(noted.decode(errors="replace")[:CAUSE_MAX]) if noted else RAY_DRAINS
         leaving[node_id] = Leaving(cause, deadline_ms / 1000 if deadline_ms else None)
     return leaving
+
+
+def cordon_nodes(names: Collection[str]) -> None:
+    """Have nothing new placed on the nodes of these names (``cordoned_nodes``), and only on these. It may be said again."""
+    content = json.dumps(sorted(names)).encode()
+    _head().internal_kv_put(CORDONED_KEY, content, True, None, timeout=HEAD_ANSWER_S)
+
+
+def cordoned_nodes() -> frozenset[str]:
+    """Return the ids of the nodes on which nothing new is to be placed: cordons name the machine, or the node itself."""
+    content = _head().internal_kv_get(CORDONED_KEY, None, timeout=HEAD_ANSWER_S)
+    names = set(json.loads(content)) if content else set()
+    return frozenset(node.id for node in nodes() if names & {node.host, node.name}) if names else frozenset()
 
 
 def client_of(address: str) -> Any:

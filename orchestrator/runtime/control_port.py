@@ -149,10 +149,7 @@ class RayControlPort:
         return node_groups_of(nodes, down, leaving)
 
     def _reaches(self) -> dict[str, Reach]:
-        """Return whether each node answers, by id. The head forgets nodes that have been dead for ``DEAD_S``.
-
-        Without that it would believe in a node whose processes were killed until the partition tolerance is over.
-        """
+        """Return whether each node answers, by id. Have the head, which is patient, forget nodes dead for ``DEAD_S``."""
         reaches = self._ask_head(cluster.node_reaches)
         suspects = {node for node, seen in reaches.items() if seen is Reach.REFUSED}
         suspects |= self._ask_head(cluster.doubled_nodes)
@@ -177,6 +174,9 @@ class RayControlPort:
         if self._head is None or self._head.supervisor == BY_UP:
             return "`atoll up` starts it and the service again"
         return "`atoll serve` starts again by itself once the head answers"
+
+    def cordon_nodes(self, names: Collection[str]) -> None:
+        self._ask_head(lambda: cluster.cordon_nodes(names))
 
     def node_memory(self) -> list[NodeMemory]:
         return self._ask_head(cluster.node_memory)

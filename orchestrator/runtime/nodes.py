@@ -5,6 +5,8 @@ refuses connections to the raylet's port: what is left of its processes ends by 
 node is unreachable when nothing answers at all, as in a partition: what runs there runs on, and nothing new is placed there
 until it answers again.
 
+Nothing new is placed on a cordoned node, either. The service names those in the head's books, and islands there run on.
+
 A node that is being drained is about to go: nothing new is placed there, and ``on_leaving`` is called at every look for as
 long as it is there, because the listener may die and come back.
 """
@@ -50,6 +52,7 @@ class NodeWatch:
         self._leaving: Mapping[str, Leaving] = {}
         self._down: frozenset[str] = frozenset()
         self._unreachable: frozenset[str] = frozenset()
+        self._cordoned: frozenset[str] = frozenset()
         self._present: frozenset[str] | None = None
         self._turn = threading.Condition()  # guards the three numbers of looks
         self._asked_for, self._begun, self._over = 1, 0, 0
@@ -87,7 +90,7 @@ class NodeWatch:
         return node_id in self._unreachable
 
     def selector(self, job: str = "", island: str = "", wanted: Mapping[str, float] = NOTHING) -> dict[str, str]:
-        """Labels by which Ray places nothing where nobody answers; it would, and wait.
+        """Labels by which Ray places nothing where nobody answers, which it would, and wait, or on a cordoned node.
 
         If the island left a state on the machine of a node (``signals.left_label``), and that has ``wanted`` free, they name
         this node.
@@ -100,7 +103,7 @@ class NodeWatch:
         return {NODE_ID_LABEL: f"!in({','.join(sorted(excluded))})"} if excluded else {}
 
     def _excluded(self) -> frozenset[str]:
-        return self._down | self._unreachable | self._leaving.keys()
+        return self._down | self._unreachable | self._cordoned | self._leaving.keys()
 
     def _watch(self) -> None:
         trouble = ""
@@ -132,6 +135,10 @@ class NodeWatch:
             log.warning("down: the nodes %s", ", ".join(sorted(fresh)))
             self._on_down(fresh)
         self._down = (self._down | fresh) & self._present  # Ray itself knows the others to be dead by now
+        cordoned = cluster.cordoned_nodes()
+        if cordoned != self._cordoned:
+            log.warning("cordoned: the nodes %s", ", ".join(sorted(cordoned)) or "(none)")
+            self._cordoned = cordoned
         leaving = cluster.leaving_nodes()
         if news := leaving.keys() - self._leaving.keys():
             log.warning(
@@ -198,6 +205,7 @@ def node_groups_of(nodes: Iterable[Node], down: Collection[str], leaving: Collec
             accelerators=0,
             nodes_leaving=0,
             nodes_down=0,
+            node_names=[],
             builds=[],
         )
         group = groups.setdefault(node.group, empty)
@@ -207,6 +215,8 @@ def node_groups_of(nodes: Iterable[Node], down: Collection[str], leaving: Collec
         group["nodes"] += 1
         group["builds"] = sorted({*group["builds"], node.labels.get(release.LABEL, release.UNKNOWN)})
         group["nodes_leaving"] += node.id in leaving
+        if node.id not in leaving:
+            group["node_names"] = sorted({*group["node_names"], node.host or node.name})
         group["cpus"] += node.total.get("CPU", 0.0)
         group["cpus_free"] += node.free.get("CPU", 0.0)
         group["accelerators"] += int(sum(node.total.get(kind, 0.0) for kind in ACCELERATORS))

@@ -12,7 +12,7 @@ process a member first. A pull has no time limit; it ends when the island's proc
 
 Knows nothing of reports and events: the report link, which reads reports in their order, says which offers to fetch. Only
 the shard knows what is in the bytes. A checkpoint's marker comes this way because it must keep its place among publications.
-Everything passes the ``ImpairedLink``, which is chaos' business.
+Everything passes the ``ImpairedLink``, which the report link shares: chaos impairs it.
 
 Source: Ray 2.60 as measured: calls to a stopped or cut-off actor hang, so every get has a timeout and
 keeps waiting on the *same* call, whose answer still comes.
@@ -27,6 +27,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from typing import TypeVar, assert_never
 
 import ray
 from ray.exceptions import ActorDiedError, RayError, RayTaskError
@@ -35,6 +36,7 @@ from orchestrator.actors import ActorHandle, IslandInterface
 from orchestrator.channel.client import HINDERED_S
 from orchestrator.channel.endpoint import Carried, Membership
 from orchestrator.channel.frames import Address, Ticket
+from orchestrator.core.faults import Corrupt, Delay, Drop, LinkImpairment
 from orchestrator.core.messages import Announcement, Offer
 from orchestrator.core.vocabulary import FragmentId, MergedOffer, PayloadId, ScheduleAnchor, Version, offer_number
 from orchestrator.errors import PayloadDamaged, TransferCancelled, TransferError, first_line, in_words, origin
@@ -43,14 +45,15 @@ from orchestrator.host.line_traffic import LineCounter
 from orchestrator.parameters.holding import EVERYTHING, Holding
 from orchestrator.parameters.shard import Held, Unusable
 from orchestrator.parameters.wire_format import InvalidPayload
-from orchestrator.runtime.impaired_link import ImpairedLink
-from orchestrator.runtime.published import Content, PublicationGone, PublishedFragment, ShardAway, Shipment
+from orchestrator.runtime.published import Content, PublicationGone, PublishedFragment, ShardAway, Shipment, spoiled
 from orchestrator.runtime.shard_worker import ShardWorker
 
 log = logging.getLogger(__name__)
 
 ARRIVAL_CHECK_S = 0.5
 PULL_SLICE_S = 5.0
+IMPAIRED_SLICE_S = 0.1
+"""How soon it is noticed that a cut, or slowness, was called off."""
 RETRY_S = 0.2
 JOIN_TIMEOUT_S = 10.0
 WATCH_S = 2.0
@@ -66,6 +69,76 @@ DAMAGED = (TransferError, PayloadDamaged, InvalidPayload)
 
 Request = tuple[ray.ObjectRef[Carried | None], ...]
 """An offer, which was asked for already: of each of the island's processes."""
+Answer = TypeVar("Answer")
+
+
+class ImpairedLink:
+    """The link to one incarnation, through which everything to and from it passes, until ``closed`` is set.
+
+    Injected faults (``core.faults``) delay, corrupt or drop what it carries. An answer, or a failure, during a cut arrives
+    at its end; bytes on a slow link take their time; a payload may come spoilt, late, or not at all. Every wait ends when
+    the link is closed, and soon after the impairment was cleared. Knows nothing of what is carried.
+    """
+
+    def __init__(self, closed: threading.Event) -> None:
+        self.impairment = LinkImpairment()
+        self.closed = closed
+
+    def slow(self) -> bool:
+        return self.impairment.slow(time.monotonic())
+
+    def get(self, call: ray.ObjectRef[Answer], timeout_s: float) -> Answer:
+        """Return the answer, as ``ray.get`` does. What comes while the link is cut is seen only afterwards."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            while self.is_cut():
+                if time.monotonic() >= deadline or self.closed.wait(IMPAIRED_SLICE_S):
+                    raise TimeoutError
+            try:
+                answer = ray.get(call, timeout=max(0.0, deadline - time.monotonic()))
+            except RayError:
+                if not self.is_cut():
+                    raise
+            else:
+                if not self.is_cut():
+                    return answer
+
+    def wait_until_open(self) -> bool:
+        """Returns once nothing is cut off; false if the link was closed before that."""
+        while self.is_cut() and not self.closed.wait(IMPAIRED_SLICE_S):
+            pass
+        return not self.closed.is_set()
+
+    def delay(self, size_bytes: int) -> None:
+        """Take the time that slowness costs so many bytes, unless it ends or is called off before."""
+        now = time.monotonic()
+        there_at = now + self.impairment.transfer_delay_s(size_bytes, now)
+        while (now := time.monotonic()) < there_at and self.impairment.slow(now):
+            if self.closed.wait(min(IMPAIRED_SLICE_S, there_at - now)):
+                return
+
+    def impaired(self, payload: Content | None) -> Content | None:
+        """The payload as it arrives, when it does; None if it does not arrive, or there was no payload."""
+        if payload is None:
+            return None
+        self.delay(len(payload))
+        fault = self.impairment.payload_fault()
+        if fault is None:
+            return payload
+        match fault:
+            case Delay():
+                self.closed.wait(fault.duration_s)
+                return payload
+            case Corrupt():
+                return spoiled(payload) if isinstance(payload, memoryview) else payload.spoiled()
+            case Drop():
+                return None
+            case _:
+                assert_never(fault)
+
+    def is_cut(self) -> bool:
+        """Return whether the link is cut now."""
+        return self.impairment.cut_s(time.monotonic()) > 0.0
 
 
 @dataclass(frozen=True, slots=True)

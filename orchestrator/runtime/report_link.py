@@ -40,8 +40,7 @@ from orchestrator.errors import Fenced, first_line, in_words
 from orchestrator.host.job_context import JobContext, Undated
 from orchestrator.parameters.shard import Unusable
 from orchestrator.runtime import cluster
-from orchestrator.runtime.impaired_link import ImpairedLink
-from orchestrator.runtime.parameter_link import ParameterLink, Request
+from orchestrator.runtime.parameter_link import ImpairedLink, ParameterLink, Request
 from orchestrator.runtime.published import ShardAway
 from orchestrator.runtime.shard_worker import ShardWorker
 from orchestrator.system.ports import Reach, reach

@@ -57,8 +57,11 @@ class Clockwork:
         """Each is touched under its job's lock only."""
 
     def node_groups(self) -> list[NodeGroupRecord]:
+        """The file ``node-names.json`` has the names of nodes by group, where a test needs some."""
         self._fail_if("cluster-is-gone")
-        return GROUPS
+        path = self._folder / "node-names.json"
+        names = json.loads(path.read_text()) if path.exists() else {}
+        return [NodeGroupRecord(**group | {"node_names": names.get(group["name"], [])}) for group in GROUPS]
 
     def unseen_files(self, groups: Collection[str], sizes: Mapping[str, int | None]) -> list[UnseenFile]:
         return []
@@ -79,6 +82,11 @@ class Clockwork:
 
     def sweep(self, runs: Path, is_known: Callable[[str], bool], *, again: bool) -> None:
         """Do nothing: there is one machine."""
+
+    def cordon_nodes(self, names: Collection[str]) -> None:
+        """Write the names to ``cordoned-nodes.json``, for tests to read."""
+        self._fail_if("cluster-is-gone")
+        replace(self._folder / "cordoned-nodes.json", json.dumps(sorted(names)))
 
     def node_memory(self) -> list[NodeMemory]:
         """As ``memory.json`` in the folder has it; nobody says anything where there is none."""

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from api.client import Client
-from api.run.logs import LogReader
+from api.run.folder import LogReader
 from orchestrator.errors import NotFound
 from orchestrator.system.logbook import Logbook, island_logbook
 from tests.api.installation import ROOT, Installation

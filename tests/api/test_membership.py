@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import httpx
 
 from api.jobs.service import Service
@@ -97,3 +99,17 @@ def test_what_a_killed_service_had_stored_but_not_told_is_told_by_the_next(cold:
     wait_until(lambda: control.status(job)["view"]["cordoned"] == ["asia"])
     assert [(row.request["kind"], row.caller) for row in store.commands(job)] == [("cordon", "somebody")]
     store.close()
+
+
+def test_the_status_has_a_line_of_the_autopilots_newest_look(http: httpx.Client, service: Installation) -> None:
+    job = http.post("/v1/jobs", json=service.spec()).json()["job"]
+    wait_until(lambda: state_of(http, job, "asia") == "training")
+    assert "autopilot" not in service.atoll("status", job)
+    look = {"looked_at_time": 5.0, "record": 9, "at": 1.0, "settings": {}, "fit_error_ratio": None, "looked_at": 8}
+    looks = [look | {"outcome": "nothing gains more than 1 %", "advice": None}, look | {"outcome": "", "advice": None}]
+    (service.runs / job / "advice.json").write_text(json.dumps({"looks": looks}))
+    assert "autopilot: nothing gains more than 1 %" in service.atoll("status", job)
+    told = http.get("/metrics").text
+    assert f'atoll_autopilot_gain_ratio{{atoll_job="{job}"}} 0.0' in told
+    assert f'atoll_autopilot_look_timestamp_seconds{{atoll_job="{job}"}} 5.0' in told
+    decided(http, http.post(f"/v1/jobs/{job}/cancel"))

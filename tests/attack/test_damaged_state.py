@@ -16,8 +16,7 @@ from typing import Any
 import httpx
 import pytest
 
-from api.run.folder import Run, examine
-from api.run.logs import Logbook, LogReader, newest
+from api.run.folder import Logbook, LogReader, Run, examine, newest
 from api.run.records import sound_records
 from orchestrator.errors import NotFound
 from orchestrator.specification.bounds import ISLANDS_MAX

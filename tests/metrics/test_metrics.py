@@ -274,6 +274,7 @@ def test_the_head_and_its_nodes_are_shown_and_a_head_that_is_gone_is_down(desk: 
     nodes = told.all("atoll_nodes")
     assert set(nodes) == {(name, name) for name in ("us-east", "us-west", "europe", "asia")}
     assert told.all("atoll_nodes_leaving") == told.all("atoll_nodes_down") == dict.fromkeys(nodes, 0.0)
+    assert told.all("atoll_nodes_cordoned") == dict.fromkeys(nodes, 0.0)
     assert told.all("atoll_islands_wanted") == {(name,): 1.0 for name, _ in nodes}
     assert told.all("atoll_islands_waiting") == {(name,): 0.0 for name, _ in nodes}
     (desk.folder / "clockwork" / "cluster-is-gone").touch()
@@ -434,6 +435,7 @@ def test_every_family_of_the_catalogue_is_exported_with_its_labels_and_help(voya
     told = Exposition(wait_until(lambda: "atoll_recovery_part" in (text := voyaging.metrics()) and text))
     absent = {"atoll_held_out_bits_per_byte", "atoll_held_out_source_loss_nats"}  # a simulated job has no text,
     absent |= {"atoll_held_out_preference_accuracy_ratio", "atoll_held_out_preference_margin_nats"}
+    absent |= {"atoll_autopilot_gain_ratio", "atoll_autopilot_look_timestamp_seconds"}  # no autopilot,
     absent |= {"atoll_job_failed_timestamp_seconds"}  # and neither failures nor checkpoints
     absent |= {f"atoll_checkpoint_{of}" for of in ("interval_seconds", "age_seconds", "bytes")}
     for family in (family for family in FAMILIES.values() if family.name not in absent):

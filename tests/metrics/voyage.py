@@ -57,6 +57,9 @@ class Voyages:
     def node_groups(self) -> list[NodeGroupRecord]:
         return GROUPS
 
+    def cordon_nodes(self, names: Collection[str]) -> None:
+        """Do nothing: nothing here is placed by node."""
+
     def unseen_files(self, groups: Collection[str], sizes: Mapping[str, int | None]) -> list[UnseenFile]:
         return []
 

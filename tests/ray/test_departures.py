@@ -210,6 +210,36 @@ def test_islands_that_leave_together_lose_nothing_and_wait_for_the_next_node(
     wait_until(lambda: not groups_called(GROUP, port), "the head to forget the dead node")
 
 
+@pytest.mark.soak("two machines and a job of their own")
+def test_an_island_that_dies_on_a_cordoned_node_comes_back_on_another_one_of_its_group(
+    join: Callable[..., Machine], start: Callable[..., Job], port: RayControlPort
+) -> None:
+    machines = {name: join("--name", name) for name in ("left", "right")}
+
+    def place_of(pid: int) -> str:
+        return next(name for name, machine in machines.items() if machine.runs(pid))
+
+    job = start(synthetic(ENDLESS, (GROUP,)))
+    try:
+        first = place_of(job.wait_for_merge(GROUP, 1)["pid"])
+        (other,) = machines.keys() - {first}
+        port.cordon_nodes([first])
+        before = job.status()["view"]["global_version"]
+        job.wait_until(lambda: job.status()["view"]["global_version"] > before + 8, "merges on the cordoned node")
+        assert job.island(GROUP)["incarnation"] == 1, "who trains there stays"
+        for incarnation in (2, 3):
+            job.command(commands.Kill(GROUP))
+            assert place_of(job.wait_for_merge(GROUP, incarnation)["pid"]) == other
+        port.cordon_nodes([other])
+        job.command(commands.Kill(GROUP))
+        assert place_of(job.wait_for_merge(GROUP, 4)["pid"]) == first
+    finally:
+        port.cordon_nodes([])
+    job.command(commands.Cancel())
+    job.wait_for_end()
+    assert_sound(job)
+
+
 @pytest.mark.soak("a machine and a job of its own")
 def test_a_second_ctrl_c_ends_at_once_a_node_that_an_island_does_not_leave(
     join: Callable[..., Machine], start: Callable[..., Job]

@@ -103,7 +103,7 @@ def test_a_start_that_is_made_again_does_not_follow_the_drain_that_was_decided_a
 
     from orchestrator.runtime import report_link
     from orchestrator.runtime.cluster import start_actor
-    from orchestrator.runtime.impaired_link import ImpairedLink
+    from orchestrator.runtime.parameter_link import ImpairedLink
 
     monkeypatch.setattr(report_link, "COMMAND_TIMEOUT_S", 0.5)
     island: Any = start_actor(Slow, {"max_concurrency": 4, "num_cpus": 0, "name": f"slow-{tmp_path.name}"})

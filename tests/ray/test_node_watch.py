@@ -24,6 +24,7 @@ def test_a_look_that_was_asked_for_began_after_the_asking(monkeypatch: pytest.Mo
     monkeypatch.setattr(nodes, "WATCH_S", 3600.0)  # by itself it looks once
     monkeypatch.setattr(cluster, "node_reaches", node_reaches)
     monkeypatch.setattr(cluster, "leaving_nodes", dict)
+    monkeypatch.setattr(cluster, "cordoned_nodes", frozenset)
     watch = NodeWatch()
     wait_until(lambda: len(looks) == 1)
     reaches["far"] = Reach.NOTHING
@@ -44,6 +45,7 @@ def test_an_island_goes_where_it_left_its_state_if_there_is_room(monkeypatch: py
     ]
     monkeypatch.setattr(cluster, "node_reaches", dict)
     monkeypatch.setattr(cluster, "leaving_nodes", dict)
+    monkeypatch.setattr(cluster, "cordoned_nodes", frozenset)
     monkeypatch.setattr(cluster, "nodes", lambda: there)
     watch = NodeWatch()
     assert watch.selector("job", "one", {"CPU": 2.0}) == {NODE_ID_LABEL: "second"}
@@ -63,6 +65,26 @@ def test_a_look_that_fails_is_over_too_and_the_next_one_says_what_is_so(monkeypa
     monkeypatch.setattr(nodes, "WATCH_S", 3600.0)
     monkeypatch.setattr(cluster, "node_reaches", node_reaches)
     monkeypatch.setattr(cluster, "leaving_nodes", dict)
+    monkeypatch.setattr(cluster, "cordoned_nodes", frozenset)
     watch = NodeWatch()
     while not watch.is_unreachable("far"):
         watch.look_again()
+
+
+def test_nothing_new_is_placed_on_a_cordoned_node_and_what_is_there_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    there = [Node(name, name, "spot", "east", {"CPU": 4.0}, {"CPU": 4.0}) for name in ("first", "second")]
+    cordoned: set[str] = set()
+    monkeypatch.setattr(cluster, "cordoned_nodes", lambda: frozenset(cordoned))
+    monkeypatch.setattr(cluster, "node_reaches", lambda: dict.fromkeys(("first", "second"), Reach.TAKEN))
+    monkeypatch.setattr(cluster, "leaving_nodes", dict)
+    monkeypatch.setattr(cluster, "nodes", lambda: there)
+    watch = NodeWatch()
+    assert [node.id for node in watch.placeable()] == ["first", "second"]
+    cordoned.add("second")
+    watch.look_again()
+    assert [node.id for node in watch.placeable()] == ["first"]
+    assert watch.selector() == {NODE_ID_LABEL: "!in(second)"}
+    assert watch.is_there("second"), "its agent may start again"
+    cordoned.clear()
+    watch.look_again()
+    assert watch.selector() == {}

@@ -51,6 +51,9 @@ class Live:
         self._ask_head()
         return GROUPS
 
+    def cordon_nodes(self, names: Collection[str]) -> None:
+        """Do nothing: nothing here is placed by node."""
+
     def unseen_files(self, groups: Collection[str], sizes: Mapping[str, int | None]) -> list[UnseenFile]:
         return []
 
