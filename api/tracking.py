@@ -82,6 +82,15 @@ class Notice:
     island: str = ""
 
 
+MIXTURE = {
+    "expert_share_max": "share_max",
+    "expert_entropy_ratio": "entropy_ratio",
+    "loss_before_adoption": "loss_before",
+    "loss_after_adoption": "loss_after",
+}
+"""The figures of a mixture of experts by the names of their fields (``core.messages.MixtureFigures``)."""
+
+
 @dataclass(slots=True)
 class Batch:
     """The rows, spans and notices of some records. ``outcome`` is set at the end: completed, cancelled or failed."""
@@ -203,6 +212,7 @@ class Story(BaseModel):
             island.row_at, island.row_tokens = self.at, island.tokens
 
     def _speeds(self, event: Mapping[str, Any], island: SeenIsland) -> dict[str, float | None]:
+        mixture = event.get("mixture") or {}
         name, passed = f"island/{event['island']}", self.at - island.row_at if island.row_at is not None else 0.0
         return {
             f"{name}/tokens_per_second": (island.tokens - island.row_tokens) / passed if passed > 0 else None,
@@ -210,6 +220,7 @@ class Story(BaseModel):
             f"{name}/learning_rate": _finite(event.get("learning_rate")),
             f"{name}/gradient_norm": _finite(event.get("gradient_norm")),
             f"{name}/mfu_ratio": _finite(event.get("mfu_ratio")),
+            **{f"{name}/{figure}": _finite(mixture.get(field)) for figure, field in MIXTURE.items()},
         }
 
     def _losses(self, *islands: str) -> dict[str, float | None]:
@@ -255,6 +266,8 @@ class Story(BaseModel):
                 "global_version": float(sum(self.versions.values())),
                 "merge_seconds": _finite(event["merge_seconds"]),
                 "contributors": float(len(ordered.contributions)) if ordered else None,
+                f"fragment/{fragment}/router_distance": _finite(event.get("router_distance")),
+                f"fragment/{fragment}/router_travel": _finite(event.get("router_travel")),
             }
             self._add_row(batch, values)
 

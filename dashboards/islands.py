@@ -154,6 +154,32 @@ def _steps() -> list[Panel]:
             width=8,
         ),
         curves(
+            "Largest share of an expert",
+            "Mixtures: the part of a layer's choices that its most used expert got; the highest. Near 1: routers collapse.",
+            "percentunit",
+            Query(most(f"atoll_island_expert_share_max_ratio{{{JOB}}}"), "{{island}}"),
+            width=8,
+        ),
+        curves(
+            "Entropy of experts",
+            "Mixtures: how evenly the least even layer uses its experts, 1 if evenly; the lowest.",
+            "percentunit",
+            Query(least(f"atoll_island_expert_entropy_ratio{{{JOB}}}"), "{{island}}"),
+            width=8,
+        ),
+        curves(
+            "Loss at adoptions",
+            "Mixtures: training loss of the first step after an adoption less that of the steps before, a mean over all.",
+            "none",
+            Query(
+                most(
+                    f"atoll_island_loss_after_adoption_nats{{{JOB}}} - atoll_island_loss_before_adoption_nats{{{JOB}}}"
+                ),
+                "{{island}}",
+            ),
+            width=8,
+        ),
+        curves(
             "Steps behind",
             "Steps by which islands are behind the furthest, the last first. Far behind, their work is late or stale.",
             "none",

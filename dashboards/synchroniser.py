@@ -291,4 +291,16 @@ def _traffic() -> list[Panel]:
             "percentunit",
             Query(f"atoll_fragment_residue_ratio{{{JOB}}}", "{{atoll_job}} {{fragment}}"),
         ),
+        curves(
+            "Routers apart",
+            "Mixtures: distance between islands' routers in the last merge.",
+            "none",
+            Query(f"atoll_fragment_router_distance{{{JOB}}}", "{{atoll_job}} {{fragment}}"),
+        ),
+        curves(
+            "Travel of routers",
+            "Mixtures: how far an island had moved its routers by a merge. Independent ones are 1.41 times that apart.",
+            "none",
+            Query(f"atoll_fragment_router_travel{{{JOB}}}", "{{atoll_job}} {{fragment}}"),
+        ),
     ]

@@ -23,6 +23,7 @@ from orchestrator.core.messages import Broken
 from orchestrator.core.vocabulary import NO_FLAWS, DataFlaws, FailureExtent, Preference, SourceLoss
 from orchestrator.errors import ConfigurationError, UnreadableData, in_words
 from orchestrator.parameters.pieces import Roles
+from orchestrator.replica.work import ExpertLoad
 
 Arrays = dict[str, np.ndarray]
 
@@ -107,7 +108,7 @@ class StepResult:
 
     A trainer may leave out the rest. ``learning_rate`` is the one that the step used, and ``gradient_norm`` the global L2
     norm of its gradient, before clipping. ``ideal_seconds`` is the shortest time in which the island's devices could do the
-    operations of the model in this step (``island_spec.IslandSpec.ideal_seconds``).
+    operations of the model in this step (``island_spec.IslandSpec.ideal_seconds``). ``expert_load`` is that of a mixture.
     """
 
     token_count: int
@@ -116,6 +117,7 @@ class StepResult:
     learning_rate: float | None = None
     gradient_norm: float | None = None
     ideal_seconds: float | None = None
+    expert_load: ExpertLoad | None = None
 
 
 @dataclass(frozen=True, slots=True)

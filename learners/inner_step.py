@@ -27,13 +27,16 @@ from learners.model import Model
 from learners.optimizer_settings import ROUNDING
 from orchestrator.errors import ConfigurationError
 
-InnerStep = Callable[..., tuple[Any, Any, jax.Array, jax.Array, jax.Array]]
-"""(parameters, optimizer state, tokens, scale, frozen tensors) → (parameters, optimizer state, loss, slope, gradient norm).
+InnerStep = Callable[..., tuple[Any, ...]]
+"""(parameters, optimizer state, tokens, scale, frozen tensors) → (parameters, optimizer state, loss, slope, gradient norm),
+and of a mixture the load of its experts.
 
 Tokens are (batch, length + 1) int32, or a ``Batch``; the scale is a float32 scalar (``inner.update_scale``); the loss
 is in nats per token. The slope is the inner product of update and gradient, negative if the update points downhill; a
 float32 scalar. It is 0 unless the step was built to measure it, and if the update is no larger than the parameters'
-rounding. The norm is the global L2 norm of the gradient, as it is before the optimizer clips it."""
+rounding. The norm is the global L2 norm of the gradient, as it is before the optimizer clips it. The load is (2,) float32,
+over all layers: the largest part of a layer's choices that one expert got, and the least entropy of a layer's choices as a
+part of ln E."""
 ALMOST_NO_WEIGHT = 1e-30
 """Less than the weight of any token: a batch without weight has no gradient."""
 
@@ -63,41 +66,51 @@ def build(
         )
     value_and_grad = jax.value_and_grad(_objective(model), has_aux=True)
 
-    def mean_gradient(parameters: Any, tokens: jax.Array | Batch, frozen: Any) -> tuple[Any, jax.Array]:
+    def mean_gradient(
+        parameters: Any, tokens: jax.Array | Batch, frozen: Any
+    ) -> tuple[Any, jax.Array, jax.Array | None]:
         if accumulation == 1:
-            (_, loss), gradient = value_and_grad(parameters, tokens, frozen)
-            return gradient, loss
+            (_, (loss, shares)), gradient = value_and_grad(parameters, tokens, frozen)
+            return gradient, loss, shares
         # sequences a, a + A, … are microbatch a, so that each device has some of every microbatch
         microbatches = jax.tree.map(
             lambda array: array.reshape(array.shape[0] // accumulation, accumulation, -1).swapaxes(0, 1), tokens
         )
 
-        def add(total: Any, microbatch: jax.Array | Batch) -> tuple[Any, None]:
-            (_, loss), gradient = value_and_grad(parameters, microbatch, frozen)
+        def add(total: Any, microbatch: jax.Array | Batch) -> tuple[Any, jax.Array | None]:
+            (_, (loss, shares)), gradient = value_and_grad(parameters, microbatch, frozen)
             own_weight = model.weight_of(microbatch)
             if own_weight is not None:
                 weight = own_weight / whole
                 gradient, loss = jax.tree.map(lambda mean: weight * mean, (gradient, loss))
-            return jax.tree.map(jnp.add, total, (gradient, loss)), None
+            return jax.tree.map(jnp.add, total, (gradient, loss)), shares
 
         of_all = model.weight_of(tokens)
         whole = accumulation if of_all is None else jnp.maximum(of_all, ALMOST_NO_WEIGHT)
         nothing = (jax.tree.map(jnp.zeros_like, parameters), jnp.zeros((), jnp.float32))
-        total, _ = jax.lax.scan(add, nothing, microbatches)
+        total, every_share = jax.lax.scan(add, nothing, microbatches)
         gradient, loss = total if of_all is not None else jax.tree.map(lambda summed: summed / accumulation, total)
-        return gradient, loss
+        # padding has experts, too, so all microbatches have as many choices
+        return gradient, loss, None if every_share is None else jnp.mean(every_share, axis=0)
 
-    def step(
-        parameters: Any, state: Any, tokens: Any, scale: jax.Array, frozen: Any = NOTHING
-    ) -> tuple[Any, Any, jax.Array, jax.Array, jax.Array]:
-        gradient, loss = mean_gradient(parameters, tokens, frozen)
+    def step(parameters: Any, state: Any, tokens: Any, scale: jax.Array, frozen: Any = NOTHING) -> tuple[Any, ...]:
+        gradient, loss, shares = mean_gradient(parameters, tokens, frozen)
         updates, state = optimizer.update(gradient, state, parameters)
         slope = _slope(updates, gradient, parameters) if measures_slope else jnp.zeros((), jnp.float32)
         moved = jax.tree.map(lambda parameter, update: parameter + scale * update, parameters, updates)
         # the same expression as of optax.clip_by_global_norm, so that XLA computes it once
-        return moved, state, loss, slope, optax.tree.norm(gradient)
+        figures = (loss, slope, optax.tree.norm(gradient))
+        return (moved, state, *figures) if shares is None else (moved, state, *figures, _expert_load(shares))
 
     return step
+
+
+def _expert_load(shares: jax.Array) -> jax.Array:
+    """Return the largest share and the least entropy ratio of shares (layers, experts) that add up to one by layer."""
+    count = shares.shape[1]
+    entropies = -jnp.sum(jax.scipy.special.xlogy(shares, shares), axis=1)
+    ratio = jnp.min(entropies) / jnp.log(jnp.float32(count)) if count > 1 else jnp.float32(1)
+    return jnp.stack([jnp.max(shares), ratio])
 
 
 def _slope(updates: Any, gradient: Any, parameters: Any) -> jax.Array:
@@ -115,14 +128,18 @@ def with_frozen(parameters: Any, frozen: Any) -> Any:
     return {**frozen, **parameters} if frozen else parameters
 
 
-def _objective(model: Model) -> Callable[[Any, Any, Any], tuple[jax.Array, jax.Array]]:
-    """Return a function for the objective and the loss, of parameters, tokens and frozen tensors."""
+def _objective(model: Model) -> Callable[[Any, Any, Any], tuple[jax.Array, tuple[jax.Array, jax.Array | None]]]:
+    """Return a function for the objective, the loss and the shares of experts, of parameters, tokens and frozen tensors."""
 
-    def both(parameters: Any, tokens: Any, frozen: Any) -> tuple[jax.Array, jax.Array]:
+    def every(parameters: Any, tokens: Any, frozen: Any) -> tuple[jax.Array, tuple[jax.Array, jax.Array | None]]:
         tensors = with_frozen(parameters, frozen)
+        if model.measured is not None:
+            objective, loss, shares = model.measured(tensors, tokens)
+            return objective, (loss, shares)
         if model.objective is not None:
-            return model.objective(tensors, tokens)
+            objective, loss = model.objective(tensors, tokens)
+            return objective, (loss, None)
         loss = model.loss(tensors, tokens)
-        return loss, loss
+        return loss, (loss, None)
 
-    return both
+    return every

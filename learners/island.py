@@ -30,8 +30,7 @@ from learners.carried_parts import CarriedParts
 from learners.contract import Arrays, FirstRun, Trainer, broken_by
 from learners.factories import loop_plan, require_spread, trainer_of
 from learners.group import link
-from learners.group.follower import Follower
-from learners.group.leader import Leader
+from learners.group.ranks import Follower, Leader
 from learners.handed_over import HandedOver
 from learners.island_arrays import HeldPieces, IslandArrays, State, StateRequest
 from learners.loop import EvaluationRequest, IslandLoop, LoopPlan

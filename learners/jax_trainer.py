@@ -36,6 +36,7 @@ from learners.text import Text
 from orchestrator.core.vocabulary import Preference
 from orchestrator.errors import DataError
 from orchestrator.parameters.pieces import Piece, Roles, Shape, joined, piece_named, taken
+from orchestrator.replica.work import ExpertLoad
 
 PARAMETERS, OPTIMIZER = "parameters/", "optimizer/"
 """Prefixes of the names in an exported state."""
@@ -44,7 +45,7 @@ HEAP_STEPS = 5
 """On CPU, a process allocates the buffers of this many inner steps before its first step."""
 HEAP_BYTES_MAX = 512 << 20
 """The limit of that memory. Larger models have longer steps, for which it makes no difference."""
-Program = Callable[..., tuple[dict[str, jax.Array], Any, jax.Array, jax.Array, jax.Array]]
+Program = Callable[..., tuple[Any, ...]]
 """A compiled ``inner_step.InnerStep``."""
 
 
@@ -204,17 +205,18 @@ class JaxTrainer:
         self._parameters, self._state, *figures = self._program(part)(self._parameters, self._state, batch, scale)
         self._cursor += 1
         self._batch()  # draw the next batch while the devices work
-        loss, slope, gradient_norm = map(float, jax.device_get(figures))  # the device is awaited here only
+        loss, slope, gradient_norm, *loads = jax.device_get(figures)  # the device is awaited here only
         if self._descent is not None:
-            self._descent.judge(slope)
+            self._descent.judge(float(slope))
         ideal_seconds = None if self._ideal_seconds is None else self._ideal_seconds * part / self._ramp.parts
         return StepResult(
             math.prod(Batch.of(batch).targets.shape),
-            loss,
+            float(loss),
             self.text.flaws(),
             optimizer_settings.known_rate(self._inner, float(scale)),
-            gradient_norm,
+            float(gradient_norm),
             ideal_seconds,
+            ExpertLoad(*loads[0].tolist()) if loads else None,
         )
 
     def held(self, piece: str) -> HeldPart:
@@ -457,7 +459,8 @@ class JaxTrainer:
     def _traced(self) -> Any:
         everywhere = NamedSharding(self._mesh, PartitionSpec())
         step = self._on_this_mesh(self._inner_step)
-        return jax.jit(step, donate_argnums=(0, 1), out_shardings=(*self._sharded, *[everywhere] * 3))
+        figures = [everywhere] * (3 if self._model.measured is None else 4)
+        return jax.jit(step, donate_argnums=(0, 1), out_shardings=(*self._sharded, *figures))
 
     def _on_this_mesh(self, traced: Callable[..., Any]) -> Callable[..., Any]:
         """Return the function so that ``mesh.constrained`` knows the mesh while it is traced."""

@@ -134,7 +134,7 @@ class Decided:
 
 
 class Group(Protocol):
-    """The other processes of an island of several hosts, as its loop uses them (``learners.group.leader``)."""
+    """The other processes of an island of several hosts, as its loop uses them (``learners.group.ranks``)."""
 
     def tokens_of(self, schedule_step: int) -> int:
         """Return the tokens of an inner step. They are known before: a boundary is decided during the step before."""
@@ -500,8 +500,7 @@ class IslandLoop:
             raise InternalError(detail=f"a step had {result.token_count} tokens, not {stated}.")
         gap = 0.0 if self._last_step_end is None else ended - self._last_step_end
         self._last_step_end = ended
-        self._odometer.count(ended - began, gap)
-        self._odometer.latest = result
+        self._odometer.count(ended - began, gap, result)
         if ended - self._reported_at >= self._plan.report_every_s:
             self._report_progress(self._replica.step)
 
@@ -566,8 +565,9 @@ class IslandLoop:
             match action:
                 case CutState():
                     self._cuts.answer(partial(self._cut, action.position), cuts)
-                case AdoptVersion():
-                    self._arrays.adopt(action, arrived[action.report.fragment])
+                case AdoptVersion(report):
+                    self._odometer.adopted()
+                    self._arrays.adopt(action, arrived[report.fragment])
                     self._say(action.report, action.report.step)
                 case OfferFragment():
                     self._arrays.offer(action)

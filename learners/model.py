@@ -156,7 +156,9 @@ def _preferring(whole: Model, built: Model, beta: float, spec: IslandSpec) -> Mo
     def loss(parameters: Tensors, tokens: Any) -> jax.Array:
         return measured(parameters, Batch.of(tokens))[0]
 
-    return replace(built, loss=loss, objective=None, preferences=measured, frozen=frozen, flops_per_token=None)
+    return replace(
+        built, loss=loss, objective=None, measured=None, preferences=measured, frozen=frozen, flops_per_token=None
+    )
 
 
 def _with_reference(whole: Model, built: Model, seed: int) -> Frozen:
@@ -232,13 +234,14 @@ def _adapted(whole: Model, section: LoraSection, matrices: Mapping[str, tuple[in
         adapted = {name: whole_tensors[name] + parameters[name + A] @ scaled[name + B] for name in targets}
         return whole_tensors | adapted
 
-    objective, likelihoods = whole.objective, whole.log_likelihoods
+    objective, measured, likelihoods = whole.objective, whole.measured, whole.log_likelihoods
     return replace(
         whole,
         initialise=initialise,
         log_likelihoods=None if likelihoods is None else lambda own, batch: likelihoods(tensors(own), batch),
         loss=lambda parameters, tokens: whole.loss(tensors(parameters), tokens),
         objective=None if objective is None else lambda parameters, tokens: objective(tensors(parameters), tokens),
+        measured=None if measured is None else lambda parameters, tokens: measured(tensors(parameters), tokens),
         roles=roles,
         axes=axes,
         traceable=True,
@@ -266,7 +269,10 @@ def _from_factory(path: str, spec: IslandSpec) -> Model:
 
 
 def _checked(path: str, own: Model) -> Model:
-    """Return the model with functions that raise ConfigurationError for errors and for results that cannot be trained."""
+    """Return the model with functions that raise ConfigurationError for errors and for results that cannot be trained.
+
+    It minimises its own objective, also where that is a changed one of a built-in mixture, so nothing is ``measured``.
+    """
     subject = f"{{}} of the model from model.factory {path!r}"
     initialise = guarded(subject.format("initialise"), own.initialise)
 
@@ -301,6 +307,7 @@ def _checked(path: str, own: Model) -> Model:
         initialise=sound_parameters,
         loss=of_scalars("loss", own.loss, 1),
         objective=None if own.objective is None else of_scalars("objective", own.objective, 2),
+        measured=None,
     )
 
 

@@ -23,8 +23,8 @@ from ray.exceptions import ActorDiedError, RayError, RayTaskError
 from learners import state_transfer
 from learners.carried_parts import ReadWindow
 from learners.contract import Arrays
-from learners.group.leader import Leader
 from learners.group.link import FetchPart
+from learners.group.ranks import Leader
 from learners.handed_over import HandedOver
 from learners.island_arrays import HeldPieces
 from learners.plain_arrays import restored

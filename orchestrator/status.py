@@ -489,6 +489,7 @@ class StatisticsFigures(TypedDict, total=False):
     faults: list[FaultFigures]
     timeline: list[list[str | float]]
     traffic: TrafficFigures
+    mixture: dict[str, Any]
 
 
 class StoreStatus(Facts):
@@ -513,8 +514,7 @@ class JobStatus(Facts):
     fragment_parameters  how many parameters each fragment has
     lines        bytes as they were carried between islands and synchroniser
     fragment_norms  of each fragment that was merged in this life of the synchroniser
-    helpers      the job's other processes
-    shards       the shards, if there are several
+    helpers      the job's other processes; ``shards`` the shards, if there are several
     disk_trouble what the disk of journal and tape refuses, while it does; nothing is merged meanwhile
     store        the store of a mirrored job; nothing is merged while it has trouble
     fenced       why this synchroniser has stopped: another one continues the job, and this one's status stands still

@@ -365,6 +365,31 @@ _FAMILIES = (
         "Model FLOPs utilisation: the model's operations at the median step as a part of the devices' peak. A fall: steps "
         "became slower. Absent where the peak, or the model's operations, are unknown.",
     ),
+    Family(
+        "gauge",
+        "atoll_island_expert_share_max_ratio",
+        ISLAND,
+        "Mixtures: largest part of a layer's choices that one expert got in the last step. Near 1: the router collapses.",
+    ),
+    Family(
+        "gauge",
+        "atoll_island_expert_entropy_ratio",
+        ISLAND,
+        "Mixtures: entropy of the least even layer's choices in the last step; 1 if experts share evenly. A fall: fewer "
+        "experts learn.",
+    ),
+    Family(
+        "gauge",
+        "atoll_island_loss_before_adoption_nats",
+        ISLAND,
+        "Mixtures: mean training loss of the steps before an adoption, over all adoptions of the island.",
+    ),
+    Family(
+        "gauge",
+        "atoll_island_loss_after_adoption_nats",
+        ISLAND,
+        "Mixtures: mean training loss of the first step after an adoption. Above the one before: merges cost loss at first.",
+    ),
     Family("counter", "atoll_island_merges", ISLAND, "Merges that contain the island's work."),
     Family(
         "gauge", "atoll_island_last_merge_age_seconds", ISLAND, "Time since a merge last contained the island's work."
@@ -538,6 +563,18 @@ _FAMILIES = (
         "atoll_fragment_residue_ratio",
         _FRAGMENT,
         "Norm of the codec's accumulated rounding error relative to the last update. A steady rise: too few bits.",
+    ),
+    Family(
+        "gauge",
+        "atoll_fragment_router_distance",
+        _FRAGMENT,
+        "Mixtures: distance between the islands' routers in the last merge. Rises against travel: islands disagree.",
+    ),
+    Family(
+        "gauge",
+        "atoll_fragment_router_travel",
+        _FRAGMENT,
+        "Mixtures: how far islands had moved the routers by the last merge; independent ones are √2 times that apart.",
     ),
     # ── operators ─────────────────────────────────────────────────────────────────────────────────────────────────
     Family(

@@ -53,6 +53,7 @@ def samples(status: JobStatus, spec: Mapping[str, Any]) -> Iterator[Sample]:
         yield Sample("atoll_checkpoint_interval_seconds", (job,), interval_s)
     yield from _of_islands(job, status)
     yield from _of_rounds(job, status)
+    yield from _of_mixture(job, status)
     yield from _of_recoveries(job, status.statistics)
     if "traffic" in status.statistics:
         regions = {island.island: island.region for island in status.view.islands}
@@ -198,6 +199,22 @@ def _of_rounds(job: str, status: JobStatus) -> Iterator[Sample]:
         yield Sample("atoll_journal_seconds", (job,), _buckets(statistics["journal_seconds"]))
     for reason in RefusalReason:  # also those that never occurred: a rise from zero must be visible as one
         yield Sample("atoll_refusals", (job, reason.value), statistics["refusals"].get(reason.value, 0))
+
+
+def _of_mixture(job: str, status: JobStatus) -> Iterator[Sample]:
+    if not (mixture := status.statistics.get("mixture")):
+        return
+    for island in status.view.islands:
+        if own := mixture["islands"].get(island.island):
+            labels = (job, island.island, island.region)
+            yield Sample("atoll_island_expert_share_max_ratio", labels, own["expert_share_max"])
+            yield Sample("atoll_island_expert_entropy_ratio", labels, own["expert_entropy_ratio"])
+            yield from _known("atoll_island_loss_before_adoption_nats", labels, own["loss_before"])
+            yield from _known("atoll_island_loss_after_adoption_nats", labels, own["loss_after"])
+    for routers in mixture["routers"]:
+        fragment = str(routers["fragment"])
+        yield Sample("atoll_fragment_router_distance", (job, fragment), routers["distance"])
+        yield Sample("atoll_fragment_router_travel", (job, fragment), routers["travel"])
 
 
 def _of_recoveries(job: str, statistics: StatisticsFigures) -> Iterator[Sample]:

@@ -9,6 +9,7 @@ The live view is a table that redraws itself on a terminal, or a line every few 
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -120,6 +121,8 @@ def render(job: Job, note: str | None = None) -> RenderableType:
         parts.append(Text(words, style="dim"))
     if job.wire:
         parts.append(Text(wire_words(job), style="dim"))
+    if words := mixture_words(job):
+        parts.append(Text(words, style="dim"))
     if job.settings is not None and job.settings.changed:
         parts.append(Text(settings_words(job), style="dim"))
     parts += [Text(words, style="yellow") for words in warning_lines(job)]
@@ -189,6 +192,24 @@ def step_words(job: Job) -> str:
         if values:
             ranges.append(f"{name} {' to '.join(dict.fromkeys((values[0][1], values[-1][1])))}")
     return "; ".join(ranges)
+
+
+def mixture_words(job: Job) -> str:
+    """Return the routers' distance and the load of experts; empty for a model without experts."""
+    mixture = job.statistics.get("mixture") or {}
+    islands, routers = (mixture.get("islands") or {}).values(), mixture.get("routers") or ()
+    words = []
+    if shares := [own["expert_share_max"] for own in islands]:
+        evenness = min(own["expert_entropy_ratio"] for own in islands)
+        words.append(f"experts: largest share {max(shares):.1%}, entropy {evenness:.1%} of even")
+    if travel := math.fsum(own["travel"] for own in routers):
+        distance = math.fsum(own["distance"] for own in routers)
+        words.append(f"routers: {distance / travel:.2f} of their travel apart")
+    if merged := [own for own in islands if own["adoptions"]]:
+        times = sum(own["adoptions"] for own in merged)
+        change = math.fsum(own["adoptions"] * (own["loss_after"] - own["loss_before"]) for own in merged) / times
+        words.append(f"loss {change:+.4f} at an adoption, mean of {times:,}")
+    return "; ".join(words)
 
 
 def wire_words(job: Job) -> str:

@@ -72,14 +72,16 @@ def decoder(
     def loss(parameters: Tensors, tokens: jax.Array | Batch) -> jax.Array:
         return _loss(config, how, parameters, tokens)[0]
 
-    def objective(parameters: Tensors, tokens: jax.Array | Batch) -> tuple[jax.Array, jax.Array]:
-        surprise, squares, balance = _loss(config, how, parameters, tokens)
-        return surprise + z_loss * squares + weight * balance, surprise
+    def every(parameters: Tensors, tokens: jax.Array | Batch) -> tuple[jax.Array, jax.Array, Any]:
+        surprise, squares, balance, shares = _loss(config, how, parameters, tokens)
+        whole = surprise + z_loss * squares + weight * balance if weight or z_loss else surprise
+        return whole, surprise, shares
 
     return Model(
         initialise=lambda seed: initial_parameters(config, seed),
         loss=loss,
-        objective=objective if weight or z_loss else None,
+        objective=(lambda parameters, tokens: every(parameters, tokens)[:2]) if weight or z_loss else None,
+        measured=every if config.experts else None,
         log_likelihoods=lambda parameters, batch: _log_likelihoods(config, how, parameters, batch),
         roles=roles(config),
         axes=config.dimensions,
@@ -150,28 +152,29 @@ def logits(config: DecoderSection, dtype: Any, parameters: Tensors, inputs: jax.
 
     Position t sees only those of inputs 0 to t that are in its segment.
     """
-    stream, _ = _stream(config, Computation(dtype), parameters, Batch.of(inputs))
+    stream, *_ = _stream(config, Computation(dtype), parameters, Batch.of(inputs))
     return _scores(config, parameters, stream)
 
 
 def _loss(
     config: DecoderSection, how: Computation, parameters: Tensors, tokens: jax.Array | Batch
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Return the mean cross-entropy of each next token, mean log²Z, and the balance of experts; all scalar float32.
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array | None]:
+    """Return the mean cross-entropy of each next token, mean log²Z, and the balance of experts, all scalar float32; and the
+    shares of experts, as ``_stream`` does.
 
-    The means are by the weights of the batch. The balance of experts is over all tokens, padding included.
+    The means are by the weights of the batch. Balance and shares of experts are over all tokens, padding included.
 
     If a sequence has many logits, positions are computed in equal stretches, the last padded with zero weight. The
     logits of each stretch are computed again for the gradient instead of being kept.
     """
     rows = Batch.of(tokens)
     targets, target_weights = rows.targets, rows.target_weights
-    stream, balance = _stream(config, how, parameters, rows.inputs)
+    stream, balance, shares = _stream(config, how, parameters, rows.inputs)
     batch, length = targets.shape
     count = math.ceil(length * config.vocabulary_size / LOGITS_MAX)
     if count == 1:
         surprise, log_z = _surprise(config, parameters, stream, targets)
-        return weighted_mean(surprise, target_weights), weighted_mean(log_z**2, target_weights), balance
+        return weighted_mean(surprise, target_weights), weighted_mean(log_z**2, target_weights), balance, shares
     stretch = math.ceil(length / count)
     padding = ((0, 0), (0, stretch * count - length))
     weights = jnp.ones((batch, length), jnp.float32) if target_weights is None else target_weights
@@ -189,12 +192,12 @@ def _loss(
     parts = (jnp.pad(stream, (*padding, (0, 0))), jnp.pad(targets, padding), jnp.pad(weights, padding))
     totals, _ = jax.lax.scan(summed, jnp.zeros(2, jnp.float32), tuple(map(in_stretches, parts)))
     surprise, squares = totals / (total if target_weights is None else jnp.where(total > 0, total, 1.0))
-    return surprise, squares, balance
+    return surprise, squares, balance, shares
 
 
 def _log_likelihoods(config: DecoderSection, how: Computation, parameters: Tensors, batch: Batch) -> jax.Array:
     """Return ln of each target's probability, (rows, length) float32. The logits of a row are kept one row at a time."""
-    stream, _ = _stream(config, how, parameters, batch.inputs)
+    stream, *_ = _stream(config, how, parameters, batch.inputs)
 
     @jax.checkpoint
     def of_row(row: tuple[jax.Array, jax.Array]) -> jax.Array:
@@ -230,8 +233,10 @@ def _scores(config: DecoderSection, parameters: Tensors, stream: jax.Array) -> j
 
 def _stream(
     config: DecoderSection, how: Computation, parameters: Tensors, inputs: Batch
-) -> tuple[jax.Array, jax.Array]:
-    """Return the last normalised residual stream, (batch, length, width), and the mean balance of experts."""
+) -> tuple[jax.Array, jax.Array, jax.Array | None]:
+    """Return the last normalised residual stream, (batch, length, width); the mean balance of experts; and the part of each
+    layer's choices that each expert got, (layers, experts) float32, None without experts.
+    """
     dtype, scale = how.dtype, config.attention_scale or config.head_size**-0.5
     attend = Attention(how.kernel, scale, config.attention_softcap)
     stream = constrained(parameters["embed"][inputs.tokens].astype(dtype), *ACTIVATIONS)
@@ -239,7 +244,9 @@ def _stream(
         stream = stream * jnp.asarray(math.sqrt(config.width), dtype)
     rotations = _rotations(config, inputs)
 
-    def block(x: jax.Array, layer: tuple[dict[str, jax.Array], Kind]) -> tuple[jax.Array, jax.Array]:
+    def block(
+        x: jax.Array, layer: tuple[dict[str, jax.Array], Kind]
+    ) -> tuple[jax.Array, tuple[jax.Array, jax.Array | None]]:
         masters, kind = layer
         x = constrained(x, *ACTIVATIONS)
         tensors = {name: tensor if name.endswith("norm") else tensor.astype(dtype) for name, tensor in masters.items()}
@@ -250,8 +257,9 @@ def _stream(
         ready = normalised(config.pre_norms, x, "attention.norm")
         mixed = _attention(config, attend, tensors, ready, kind, rotations, inputs.segments)
         x = x + normalised(config.post_norms, mixed, "attention.post_norm")
-        hidden, balance = _feedforward(config, tensors, normalised(config.pre_norms, x, "feedforward.norm"))
-        return x + normalised(config.post_norms, hidden, "feedforward.post_norm"), balance
+        ready = normalised(config.pre_norms, x, "feedforward.norm")
+        hidden, balance, shares = _feedforward(config, tensors, ready)
+        return x + normalised(config.post_norms, hidden, "feedforward.post_norm"), (balance, shares)
 
     if how.remat != "none":
         policy = jax.checkpoint_policies.dots_with_no_batch_dims_saveable if how.remat == "dots" else None
@@ -259,8 +267,8 @@ def _stream(
     stacked = {name.removeprefix("layers."): parameters[name] for name in parameters if name.startswith("layers.")}
     layers = range(config.layer_count)
     kinds = jnp.array([config.is_global(layer) for layer in layers]), jnp.array([config.is_rotated(n) for n in layers])
-    stream, balances = jax.lax.scan(block, stream, (stacked, kinds))
-    return _normalised(config, stream, parameters["final_norm"]), jnp.mean(balances)
+    stream, (balances, shares) = jax.lax.scan(block, stream, (stacked, kinds))
+    return _normalised(config, stream, parameters["final_norm"]), jnp.mean(balances), shares
 
 
 def _attention(
@@ -312,19 +320,21 @@ def _product(x: jax.Array, tensors: Tensors, name: str) -> jax.Array:
     return product if name + A not in tensors else product + (x @ tensors[name + A]) @ tensors[name + B]
 
 
-def _feedforward(config: DecoderSection, tensors: Tensors, x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Apply the gated hidden layer, or the token's experts. Also returns the balance of experts, 0 without experts."""
+def _feedforward(
+    config: DecoderSection, tensors: Tensors, x: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array | None]:
+    """Apply the gated hidden layer, or the token's experts. Also returns their balance, 0 without experts, and shares."""
     if config.experts is not None:
         return _experts(config, config.experts, tensors, x)
     gate, up = (_product(x, tensors, f"feedforward.{name}") for name in ("gate", "up"))
-    return _product(_activated(config, gate) * up, tensors, "feedforward.down"), jnp.float32(0)
+    return _product(_activated(config, gate) * up, tensors, "feedforward.down"), jnp.float32(0), None
 
 
 def _experts(
     config: DecoderSection, experts: ExpertsSection, tensors: Tensors, x: jax.Array
-) -> tuple[jax.Array, jax.Array]:
+) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Pass each token through its ``active`` best experts, weighted. No token is dropped. Also returns the balance, 1 if
-    even.
+    even, and each expert's part of the choices, (experts,) float32.
 
         balance = E · Σ_e f_e · p_e    f_e: choices of expert e per token, over all tokens; p_e: its mean probability
 
@@ -355,7 +365,7 @@ def _experts(
     weighted = down * weights.reshape(-1)[order][:, None].astype(down.dtype)
     mixed = jnp.zeros_like(rows).at[origin].add(weighted)
     balance = experts.count * jnp.sum(sizes / rows.shape[0] * jnp.mean(chances, axis=0))
-    return mixed.reshape(x.shape), balance
+    return mixed.reshape(x.shape), balance, sizes.astype(jnp.float32) / order.size
 
 
 def _activated(config: DecoderSection, gate: jax.Array) -> jax.Array:

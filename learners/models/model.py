@@ -125,6 +125,8 @@ class Model:
                                    last are read, all but the first predicted
     objective(parameters, tokens)  what a step minimises, if that is more than the loss (for a balance of experts,
                                    say); and the loss, from the same forward pass
+    measured(parameters, tokens)   of a mixture: objective and loss as above, and the part of each layer's choices that each
+                                   expert got, (layers, experts) float32. A step then minimises this objective
     log_likelihoods(parameters, batch)
                                    ln of each target's probability, (rows, length) float32, for objectives that compare
                                    with the model of before; None: the model cannot tell
@@ -153,6 +155,7 @@ class Model:
     roles: Roles = field(default_factory=dict)
     axes: Mapping[str, tuple[str | None, ...]] = field(default_factory=dict)
     objective: Callable[[Mapping[str, jax.Array], Any], tuple[jax.Array, jax.Array]] | None = None
+    measured: Callable[[Mapping[str, jax.Array], Any], tuple[jax.Array, jax.Array, jax.Array]] | None = None
     log_likelihoods: Callable[[Mapping[str, jax.Array], Batch], jax.Array] | None = None
     preferences: Callable[[Mapping[str, jax.Array], Batch], tuple[jax.Array, jax.Array, jax.Array]] | None = None
     traceable: bool = False

@@ -6,6 +6,10 @@ grace was used. A contribution is on time from the fragment's due point on (``co
 A round's time has three parts, each a histogram: ``collecting`` from its first contribution to when it could have closed,
 ``grace`` from then to when it did, ``merging`` from then to the new version. How long merges took to be durable is a
 histogram of its own, of those of which that is known.
+
+``Mixtures`` has what is recorded of mixtures of experts: how far apart contributions had the routers
+(``events.MergeCompleted``), and from each island the load of its experts and the loss around adoptions
+(``messages.MixtureFigures``).
 """
 
 from __future__ import annotations
@@ -15,12 +19,15 @@ from dataclasses import dataclass, field
 from math import fsum
 from typing import Any
 
-from orchestrator.accounting.series import Epochs, Histogram, policy_after
+from orchestrator.accounting.series import Epochs, Histogram, Series, policy_after
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
+from orchestrator.core.messages import MixtureFigures, Progress
 from orchestrator.core.vocabulary import (
+    NO_INCARNATION,
     Duration,
     FragmentId,
+    Incarnation,
     Instant,
     IslandId,
     JobPolicy,
@@ -185,3 +192,88 @@ class Merges:
         self._merge_seconds += event.merge_seconds
         if event.journal_seconds is not None:
             self._journal_seconds.observe(event.journal_seconds)
+
+
+@dataclass(slots=True)
+class _Routers:
+    """The routers of one fragment: the last merge of several contributions, and sums over all of these."""
+
+    distance: float = 0.0
+    travel: float = 0.0
+    merges: int = 0
+    distance_sum: float = 0.0
+    travel_sum: float = 0.0
+
+
+@dataclass(slots=True)
+class _Expert:
+    """An island's last figures, as of so many steps of an incarnation, and sums of the losses around its adoptions."""
+
+    latest: MixtureFigures
+    reported: tuple[Incarnation, int] = (NO_INCARNATION, 0)
+    adoptions: int = 0
+    before_sum: float = 0.0
+    after_sum: float = 0.0
+
+
+class Mixtures:
+    """The fold. Both parts are empty for a model without experts."""
+
+    _routers: dict[FragmentId, _Routers]
+    _curve: Series[tuple[Instant, float, float]]
+    _islands: dict[IslandId, _Expert]
+
+    def __init__(self) -> None:
+        self._routers = {}
+        self._curve = Series()
+        self._islands = {}
+
+    def apply(self, event: e.Event) -> None:
+        match event:
+            case e.MergeCompleted(router_distance=float() as distance, router_travel=float() as travel):
+                own = self._routers.setdefault(event.fragment, _Routers())
+                own.distance, own.travel, own.merges = distance, travel, own.merges + 1
+                own.distance_sum += distance
+                own.travel_sum += travel
+                self._curve.add((event.at, distance, travel))
+            case e.IslandReported(report=Progress(mixture=MixtureFigures() as figures) as report):
+                expert = self._islands.setdefault(event.island, _Expert(figures))
+                if (event.incarnation, report.steps_total) <= expert.reported:
+                    return  # a report that was sent again, or came late
+                expert.latest, expert.reported = figures, (event.incarnation, report.steps_total)
+                if figures.loss_before is not None and figures.loss_after is not None:
+                    expert.adoptions += figures.adoptions
+                    expert.before_sum += figures.adoptions * figures.loss_before
+                    expert.after_sum += figures.adoptions * figures.loss_after
+
+    def summary(self) -> dict[str, Any]:
+        """Return ``mixture`` as plain data, or nothing if nothing was recorded.
+
+        A router's ``distance`` and ``travel`` are of the last merge of several contributions. ``loss_before`` and
+        ``loss_after`` are means over all adoptions of the island.
+        """
+        if not self._routers and not self._islands:
+            return {}
+        routers = [
+            {
+                "fragment": fragment,
+                "merges": own.merges,
+                "distance": own.distance,
+                "travel": own.travel,
+                "distance_mean": own.distance_sum / own.merges,
+                "travel_mean": own.travel_sum / own.merges,
+            }
+            for fragment, own in sorted(self._routers.items())
+        ]
+        islands = {
+            island: {
+                "expert_share_max": own.latest.share_max,
+                "expert_entropy_ratio": own.latest.entropy_ratio,
+                "adoptions": own.adoptions,
+                "loss_before": own.before_sum / own.adoptions if own.adoptions else None,
+                "loss_after": own.after_sum / own.adoptions if own.adoptions else None,
+            }
+            for island, own in sorted(self._islands.items())
+        }
+        curve = [list(point) for point in self._curve.all()]
+        return {"mixture": {"routers": routers, "router_curve": curve, "islands": islands}}

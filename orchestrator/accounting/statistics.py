@@ -33,7 +33,7 @@ from typing import Any
 
 from orchestrator.accounting.failures import PARTS, Recoveries
 from orchestrator.accounting.island_time import ABSENT, GONE, Change, Lifecycle
-from orchestrator.accounting.merges import Merges
+from orchestrator.accounting.merges import Merges, Mixtures
 from orchestrator.accounting.series import Epochs, Histogram, Series, median
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
@@ -145,6 +145,7 @@ class Statistics:
     _islands: tuple[IslandId, ...]
     at: Instant
     merges: Merges
+    mixtures: Mixtures
     recoveries: Recoveries
     bystanders: Bystanders
     traffic: Traffic
@@ -174,6 +175,7 @@ class Statistics:
         self._islands = tuple(plan.island for plan in policy.islands)
         self.at = 0.0
         self.merges = Merges(policy)
+        self.mixtures = Mixtures()
         self.recoveries = Recoveries()
         self.bystanders = Bystanders()
         self.traffic = Traffic(policy)
@@ -207,6 +209,7 @@ class Statistics:
         self.at = event.at
         changes = self._lifecycle.apply(event, effects)
         self.merges.apply(event, effects, self._lifecycle.training_count)
+        self.mixtures.apply(event)
         self.recoveries.apply(event, effects, changes)
         self.bystanders.apply(event)
         self.data_flaws.apply(event)
@@ -245,6 +248,7 @@ class Statistics:
         medians = [seconds for seconds in steps.values() if seconds is not None]
         return {
             **self.merges.summary(),
+            **self.mixtures.summary(),
             "outcome": self.outcome,
             "reason": self.reason,
             "duration_s": until,

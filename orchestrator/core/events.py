@@ -235,6 +235,10 @@ class MergeCompleted:
     ``journal_seconds`` is the part of ``merge_seconds`` that this took; None where nobody measured it: in simulations, on
     older tapes, and where only the journal knew of the merge. ``gradient_norm`` is the norm of the fragment's outer gradient
     before it was clipped; None in jobs without a limit, and where nothing was computed.
+
+    In a mixture of experts, ``router_distance`` is how far apart the contributions had the fragment's routers, and
+    ``router_travel`` how far they had moved them: root mean squares of norms, the first over pairs of contributions. None
+    without routers, and for a merge of one contribution.
     """
 
     at: Instant
@@ -245,6 +249,8 @@ class MergeCompleted:
     base_digest: str = ""
     journal_seconds: Duration | None = None
     gradient_norm: float | None = field(default=None, metadata=UNWRITTEN_DEFAULT)
+    router_distance: float | None = field(default=None, metadata=UNWRITTEN_DEFAULT)
+    router_travel: float | None = field(default=None, metadata=UNWRITTEN_DEFAULT)
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,6 +35,28 @@ from orchestrator.core.vocabulary import (
 
 
 @dataclass(frozen=True, slots=True)
+class MixtureFigures:
+    """Figures of an island that trains a mixture of experts.
+
+    Those of the last step are the extremes over layers. ``share_max`` is the largest part of a layer's choices that one
+    expert got: 1/E of E experts if they share evenly. ``entropy_ratio`` is the least entropy of a layer's choices, as a part
+    of ln E: 1 if they share evenly, 0 if one expert gets every token.
+
+    ``adoptions`` counts the boundaries since the report before at which published versions were adopted, once the step
+    after it is done. ``loss_before`` is the training loss of the latest steps before the boundary, a mean over up to
+    ``replica.work.LOSSES_BEFORE`` of them, and ``loss_after`` that of the first step after it; both are means over these
+    boundaries, None without any. Both are of batches that were trained on, and different ones: one pair is mostly noise, and
+    only a mean over many says what adopting costs. With several fragments the steps before follow other adoptions.
+    """
+
+    share_max: float
+    entropy_ratio: float
+    adoptions: int = 0
+    loss_before: float | None = None
+    loss_after: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Progress:
     """The island trained. Totals are of this incarnation, so a repeated report changes nothing.
 
@@ -42,7 +64,7 @@ class Progress:
     two neighbouring steps since the previous report, ``loss`` the training loss of the last step in nats per token.
     ``flaws`` counts the text that could not be read as it is in its files. ``learning_rate`` and ``gradient_norm``, before
     clipping, are the last step's, and ``mfu_ratio`` is the part of the devices' peak that the model's operations reached at
-    the median step. They are None if the trainer does not know them.
+    the median step. They are None if the trainer does not know them, and ``mixture`` is for a model without experts.
     """
 
     step: int
@@ -56,6 +78,7 @@ class Progress:
     learning_rate: float | None = field(default=None, metadata=UNWRITTEN_DEFAULT)
     gradient_norm: float | None = field(default=None, metadata=UNWRITTEN_DEFAULT)
     mfu_ratio: float | None = field(default=None, metadata=UNWRITTEN_DEFAULT)
+    mixture: MixtureFigures | None = field(default=None, metadata=UNWRITTEN_DEFAULT)
 
 
 @dataclass(frozen=True, slots=True)

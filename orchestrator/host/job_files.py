@@ -541,6 +541,8 @@ def _completed(facts: Facts, state: JobState) -> Undated:
         facts.merge_seconds,
         facts.base_digest,
         gradient_norm=facts.gradient_norm,
+        router_distance=facts.router_distance,
+        router_travel=facts.router_travel,
     )
 
 

@@ -217,8 +217,18 @@ class MultiplexedJob:
         self._soon(lambda at: events.TimerFired(at, *fired), effect.due_at - self._now)
 
     def merge_fragment(self, effect: effects.MergeFragment) -> None:
-        digest = self._in_process.merge(effect)
-        self._soon(lambda at: events.MergeCompleted(at, effect.fragment, effect.version, digest, 0.0))
+        facts = self._in_process.merge(effect)
+        self._soon(
+            lambda at: events.MergeCompleted(
+                at,
+                effect.fragment,
+                effect.version,
+                facts.digest,
+                0.0,
+                router_distance=facts.router_distance,
+                router_travel=facts.router_travel,
+            )
+        )
 
     def publish_fragment(self, effect: effects.PublishFragment) -> None:
         arrays = self._in_process.published(effect.fragment)
@@ -362,9 +372,9 @@ class InProcessTrainers:
         if isinstance(received, Unusable):
             raise DataError(detail=f"The contribution {payload} is {received.reason}: {received.detail}")
 
-    def merge(self, order: MergeFragment) -> str:
-        """Take the outer step and return the digest of the new parameters."""
-        return self.shard.merge(order).facts.digest
+    def merge(self, order: MergeFragment) -> Facts:
+        """Take the outer step and return its facts."""
+        return self.shard.merge(order).facts
 
     def published(self, fragment: FragmentId) -> Arrays:
         """Return the fragment's newest version as islands receive it."""

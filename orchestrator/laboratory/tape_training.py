@@ -104,7 +104,7 @@ class TapeTraining:
         order = MergeFragment(
             FIRST_EPOCH, act.fragment, act.version, 0, act.inputs, *because, outer_lr_ratio=act.outer_lr_ratio
         )
-        digest = self._in_process.merge(order)
+        digest = self._in_process.merge(order).digest
         for item in act.inputs:
             self._in_process.shard.release(item.payload)
             self._held.discard(item.payload)

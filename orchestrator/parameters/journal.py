@@ -124,8 +124,9 @@ class Facts:
     """The facts of a merge, besides its tensors. ``contributors`` are (island, weight), in the order of the merge.
 
     ``roles`` are those of the fragment's tensors whose names do not show them. ``gradient_norm`` is that of the outer
-    gradient before it was clipped, None without a limit. Entries of earlier builds have no ``outer_lr_ratio``, then 1, or no
-    ``gradient_norm``.
+    gradient before it was clipped, None without a limit. ``router_distance`` and ``router_travel`` are those of
+    ``OuterState.router_spread``, None without routers. Entries of earlier builds lack the last four, or some of them: the
+    ratio is 1 then.
     """
 
     fragment: FragmentId
@@ -139,6 +140,8 @@ class Facts:
     roles: tuple[RoleRow, ...] = ()
     outer_lr_ratio: float = 1.0
     gradient_norm: float | None = None
+    router_distance: float | None = None
+    router_travel: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +183,8 @@ def set_back(before: Facts, lost: Version, epoch: Epoch) -> Facts:
 
     It has the content of the version ``before`` and the number after the lost one, but no base and no contributors.
     """
-    return replace(before, version=Version(lost + 1), epoch=epoch, base_digest="", contributors=())
+    entry = replace(before, version=Version(lost + 1), epoch=epoch, base_digest="", contributors=())
+    return replace(entry, gradient_norm=None, router_distance=None, router_travel=None)
 
 
 def is_set_back(facts: Facts) -> bool:
@@ -272,7 +276,8 @@ def _cut(body: memoryview, sizes: Sequence[int]) -> list[memoryview]:
 
 
 def _facts(document: dict[str, Any]) -> Facts:
-    document = {"outer_lr_ratio": 1.0, "gradient_norm": None, **document}
+    newer = {"outer_lr_ratio": 1.0, "gradient_norm": None, "router_distance": None, "router_travel": None}
+    document = newer | document
     try:
         values = {field.name: document[field.name] for field in fields(Facts)}
     except KeyError as error:

@@ -79,6 +79,7 @@ class JournaledStore:
         began = self._clock()
         before = self.outer.state(order.fragment)
         content: Content | None = None
+        spread = self.outer.router_spread(order.fragment, inputs)
         match self._entry_kind(before, order, inputs):
             case EntryKind.OUTER_GRADIENT:
                 average = self.outer.outer_gradient(order.fragment, inputs)
@@ -92,7 +93,7 @@ class JournaledStore:
         seconds = self._clock() - began
         ratio = order.outer_lr_ratio
         return self._journaled(
-            order.fragment, order.step, order.epoch, before.digest, contributors, seconds, content, ratio
+            order.fragment, order.step, order.epoch, before.digest, contributors, seconds, content, ratio, spread
         )
 
     def restore(
@@ -113,11 +114,13 @@ class JournaledStore:
         seconds: float,
         content: Content | None = None,
         outer_lr_ratio: float = 1.0,
+        spread: tuple[float, float] | None = None,
     ) -> JournaledVersion:
         """Journal the fragment's current state, or ``content``, which led to it from the version before."""
         state = self.outer.state(fragment)
         merge, result = (fragment, state.version, step, epoch), (state.digest, base, contributors, seconds)
-        facts = Facts(*merge, *result, rows_of(state.roles), outer_lr_ratio, state.gradient_norm)
+        figures = (outer_lr_ratio, state.gradient_norm, *(spread or ()))
+        facts = Facts(*merge, *result, rows_of(state.roles), *figures)
         entry = state if content is None else content
         since = 0 if content is None else self._merges_since_state[fragment] + 1
         began = self._clock()

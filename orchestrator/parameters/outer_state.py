@@ -47,7 +47,7 @@ from orchestrator.parameters.codec.registry import EXACT, CodecName
 from orchestrator.parameters.fragment_map import FragmentMap
 from orchestrator.parameters.kernels import Encoded
 from orchestrator.parameters.outer_optimizer import OuterOptimizer, Sgd
-from orchestrator.parameters.pieces import BY_NAME, Role, Roles, piece_named, role_of
+from orchestrator.parameters.pieces import BY_NAME, Role, Roles, is_router, piece_named, role_of
 from orchestrator.parameters.tensors import Array, Tensors, digest, raw_bytes, shapes
 from orchestrator.parameters.validation import check_magnitude, check_numbers
 from orchestrator.parameters.wire_format import EncodedTensor, EncodedTensors, rebased
@@ -302,6 +302,26 @@ class OuterState:
             self._older[fragment] = (*self._older.get(fragment, ()), before)[-self._step.staleness_max :]
         self._fragments[fragment] = after
         return after.digest
+
+    def router_spread(
+        self, fragment: FragmentId, inputs: Sequence[tuple[EncodedTensors, float]]
+    ) -> tuple[float, float] | None:
+        """Return how far apart the contributions have the fragment's routers, and how far they moved them from Θ.
+
+            distance  √ of the mean of ‖θ_i − θ_j‖² over pairs of contributions
+            travel    √ of the mean of ‖Δ_m‖² over contributions
+
+        Norms are over all router pieces of the fragment, and every contribution counts the same. If islands moved the
+        routers independently, the distance is √2 times the travel; if they agree, it is 0. None for one contribution, and
+        for a fragment without routers. ``inputs`` are as for a merge.
+        """
+        routers = [name for name in self._fragments[fragment].parameters if is_router(piece_named(name).tensor)]
+        if not routers or len(inputs) < 2:
+            return None
+        products = sum(kernels.gram([each.values(name) for each, _ in inputs])[0] for name in routers)
+        count, squares = len(inputs), float(np.trace(products))
+        apart = max(0.0, count * squares - float(np.sum(products)))  # Σ over pairs of G_ii + G_jj − 2·G_ij
+        return math.sqrt(2 * apart / (count * (count - 1))), math.sqrt(squares / count)
 
     def outer_gradient(self, fragment: FragmentId, inputs: Sequence[tuple[EncodedTensors, float]]) -> EncodedTensors:
         """Return the average of the displacements by which a merge of them steps: Δ, float32.

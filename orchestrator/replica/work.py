@@ -24,15 +24,25 @@ to report, and what the steps were for. It has no clock: durations come from the
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Protocol
 
-from orchestrator.core.messages import Progress
+from orchestrator.core.messages import MixtureFigures, Progress
 from orchestrator.core.vocabulary import NO_FLAWS, AllOffers, DataFlaws, Duration, MergedOffer, Version
 
 STEP_TIMES_KEPT = 64
+LOSSES_BEFORE = 8
+"""Steps over which the training loss before an adoption is a mean: that of one batch varies more than an adoption costs."""
+
+
+class ExpertLoad(NamedTuple):
+    """The load of experts in a step; see ``messages.MixtureFigures``."""
+
+    share_max: float
+    entropy_ratio: float
 
 
 class StepFigures(Protocol):
@@ -48,6 +58,8 @@ class StepFigures(Protocol):
     def gradient_norm(self) -> float | None: ...
     @property
     def ideal_seconds(self) -> float | None: ...
+    @property
+    def expert_load(self) -> ExpertLoad | None: ...
 
 
 class Odometer:
@@ -62,12 +74,32 @@ class Odometer:
         self.loss = float("nan")
         self.latest: StepFigures | None = None
         self._reported_steps = 0
+        self._losses: deque[float] = deque(maxlen=LOSSES_BEFORE)
+        self._adopted = False
+        self._around_adoptions: list[tuple[float, float]] = []
 
-    def count(self, step_seconds: Duration, gap_seconds: Duration) -> None:
+    def count(self, step_seconds: Duration, gap_seconds: Duration, result: StepFigures | None = None) -> None:
         """A step was taken. ``gap_seconds`` lie between its end and that of the step before; 0 for the first."""
         self._stepping_seconds += step_seconds
         self._step_seconds.append(step_seconds)
         self._gap_max_seconds = max(self._gap_max_seconds, gap_seconds)
+        if result is not None:
+            self._observe(result)
+
+    def adopted(self) -> None:
+        """A published version was adopted at the boundary before the next step."""
+        self._adopted = True
+
+    def _observe(self, result: StepFigures) -> None:
+        self.latest = result
+        if result.expert_load is None:
+            return
+        if self._adopted and self._losses:
+            around = (math.fsum(self._losses) / len(self._losses), result.loss)
+            if all(map(math.isfinite, around)):
+                self._around_adoptions.append(around)
+        self._adopted = False
+        self._losses.append(result.loss)
 
     @property
     def stepping_seconds(self) -> Duration:
@@ -94,9 +126,19 @@ class Odometer:
             learning_rate=None if latest is None else _brief(latest.learning_rate),
             gradient_norm=None if latest is None else _brief(latest.gradient_norm),
             mfu_ratio=_brief(ideal / median) if ideal is not None and median else None,
+            mixture=None if latest is None or latest.expert_load is None else self._mixture(latest.expert_load),
         )
         self._reported_steps, self._gap_max_seconds = steps_total, 0.0
+        self._around_adoptions = []
         return progress
+
+    def _mixture(self, load: ExpertLoad) -> MixtureFigures:
+        count = len(self._around_adoptions)
+        share_max, entropy_ratio = (float(f"{value:.7g}") for value in load)
+        if not count:
+            return MixtureFigures(share_max, entropy_ratio)
+        before, after = (_brief(math.fsum(losses) / count) for losses in zip(*self._around_adoptions, strict=True))
+        return MixtureFigures(share_max, entropy_ratio, count, before, after)
 
 
 def _brief(value: float | None) -> float | None:

@@ -50,6 +50,7 @@ def render(report: Report) -> str:
             card("Recoveries", _recovery_words(report), _recoveries(report), wide=True),
             card("Islands", "Each has its own data and inner optimizer.", _islands(report), wide=True),
             *_cost_cards(report),
+            *_mixture_cards(report),
             *_wire_cards(report),
             *_warning_cards(report),
         )
@@ -212,6 +213,21 @@ def _cost_cards(report: Report) -> list[str]:
     return [card("Cost", escape(words.strip()), table(("node group", "cause", "cost"), rows, "", words=(1,)))]
 
 
+def _mixture_cards(report: Report) -> list[str]:
+    """Return the cards about routers and experts. Only mixtures have them."""
+    if not (mixture := report.get("mixture")):
+        return []
+    of_routers = (
+        "The distance between two islands' routers, and how far an island had moved them: root mean squares in a merge, "
+        "means over merges. Islands that move independently are 1.41 times their travel apart."
+    )
+    of_experts = (
+        "The largest part of a layer's choices that one expert got in the last step, and the least even layer's entropy. "
+        "Losses are of training batches: of the steps before an adoption, and of the first one after it."
+    )
+    return [card("Routers", of_routers, _routers(mixture)), card("Experts", of_experts, _experts(mixture))]
+
+
 def _wire_cards(report: Report) -> list[str]:
     """Return the cards about traffic and codec residues. Simulated jobs and reports of earlier builds have neither."""
     lines, norms = report.get("lines", {}).get("islands", {}), report.get("fragment_norms", [])
@@ -268,6 +284,38 @@ def _norms(norms: Sequence[Mapping[str, Any]]) -> str:
         for own in norms
     )
     return table(("fragment", "version", "update norm", "not yet sent"), rows, "Nothing was merged.")
+
+
+def _routers(mixture: Mapping[str, Any]) -> str:
+    rows = (
+        (
+            str(own["fragment"]),
+            count(own["merges"]),
+            f"{own['distance_mean']:.3g}",
+            f"{own['travel_mean']:.3g}",
+            f"{own['distance_mean'] / own['travel_mean']:.2f}" if own["travel_mean"] else "–",
+        )
+        for own in mixture["routers"]
+    )
+    return table(
+        ("fragment", "merges", "distance", "travel", "ratio"), rows, "No merge had routers of several islands."
+    )
+
+
+def _experts(mixture: Mapping[str, Any]) -> str:
+    rows = (
+        (
+            escape(name),
+            percent(own["expert_share_max"]),
+            percent(own["expert_entropy_ratio"]),
+            count(own["adoptions"]),
+            loss(own["loss_before"]),
+            loss(own["loss_after"]),
+        )
+        for name, own in mixture["islands"].items()
+    )
+    head = ("island", "largest share", "entropy", "adoptions", "loss before", "loss after")
+    return table(head, rows, "No island reported the load of its experts.")
 
 
 def _megabytes(size: int) -> str:

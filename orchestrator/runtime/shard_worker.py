@@ -383,7 +383,8 @@ class ShardWorker:
             return
         self._announce(shard, [new])
         facts = new.facts
-        outcome = (facts.digest, new.seconds, facts.base_digest, new.journal_seconds, facts.gradient_norm)
+        figures = (facts.gradient_norm, facts.router_distance, facts.router_travel)
+        outcome = (facts.digest, new.seconds, facts.base_digest, new.journal_seconds, *figures)
         self._context.post(lambda at: events.MergeCompleted(at, order.fragment, order.version, *outcome))
         if new.norms is not None:  # nothing waits for what is computed of it
             with suppress(ShardAway):

@@ -12,7 +12,7 @@ from rich.text import Text
 from api.commands import jobs as command
 from api.schemas import Island, Job, JobSummary
 from api.terminal.listing import Screen
-from api.terminal.watch import island_table, last_merge, render, wide_island_table
+from api.terminal.watch import island_table, last_merge, mixture_words, render, wide_island_table
 
 REASON = "a: its own code failed: " + "a word after the other, " * 60
 PLACE = "/data/runs/with/a/rather/long/path/" + "folder/" * 20
@@ -168,6 +168,40 @@ def test_a_job_shows_what_its_islands_say_of_their_steps(monkeypatch: pytest.Mon
     silent = of_job.model_copy(update={"islands": [island(1)], "eta_s": None})
     text = drawn(render(silent), width=240, terminal=False, wide=False, monkeypatch=monkeypatch)
     assert not [words for words in (" lr ", "gradient norm", " left") if words in text]
+
+
+def test_a_mixture_shows_its_experts_its_routers_and_what_adoptions_cost() -> None:
+    nothing = {"after_s": 9.0, "pause_reason": None, "epoch": 1, "loss_train": None, "fragments": [], "loss_curve": []}
+    nothing |= {"goodput": {}, "report_ready": False, "islands": []}
+
+    def shown(statistics: dict[str, Any]) -> str:
+        return mixture_words(Job.model_validate({**job(1).model_dump(), **nothing, "statistics": statistics}))
+
+    even = {
+        "expert_share_max": 0.25,
+        "expert_entropy_ratio": 1.0,
+        "adoptions": 1,
+        "loss_before": 3.0,
+        "loss_after": 3.4,
+    }
+    less = {
+        "expert_share_max": 0.5,
+        "expert_entropy_ratio": 0.75,
+        "adoptions": 3,
+        "loss_before": 3.0,
+        "loss_after": 3.0,
+    }
+    young = {**even, "adoptions": 0, "loss_before": None, "loss_after": None}
+    routers = [{"fragment": 0, "distance": 3.0, "travel": 4.0}, {"fragment": 1, "distance": 3.0, "travel": 1.0}]
+    mixture = {"islands": {"a": even, "b": less, "c": young}, "routers": routers}
+    assert shown({"mixture": mixture}) == (
+        "experts: largest share 50.0%, entropy 75.0% of even; routers: 1.20 of their travel apart; "
+        "loss +0.1000 at an adoption, mean of 4"
+    )
+    assert shown({"mixture": {"islands": {"c": young}, "routers": []}}) == (
+        "experts: largest share 25.0%, entropy 100.0% of even"
+    )
+    assert shown({}) == ""
 
 
 def test_jobs_that_wait_for_the_same_reason_are_one_line() -> None:

@@ -321,11 +321,38 @@ def test_the_norm_of_an_outer_gradient_before_it_is_clipped_is_in_its_entry_and_
         assert decode_tagged(written) == event
 
 
+@pytest.mark.parametrize("islands", [FEW, MANY])
+def test_how_far_routers_are_apart_is_in_the_entry_whatever_the_entry_holds(tmp_path: Path, islands: int) -> None:
+    shapes = {"layers.feedforward.router": (2, 6, 4), "layers.experts.gate": (2, 4, 6, 6)}
+    generator = np.random.default_rng(3)
+    initial = {name: generator.standard_normal(shape, np.float32) for name, shape in shapes.items()}
+    journal = Journal(tmp_path, versions_kept=2)
+    store = JournaledStore(OuterState(initial, (tuple(shapes),), CODED), journal, lambda _, work: work())
+    store.begin(FragmentId(0), Epoch(1))
+    for version in range(1, 3):
+        own = [
+            {name: generator.standard_normal(shape, np.float32) for name, shape in shapes.items()}
+            for _ in range(islands)
+        ]
+        inputs = [(encoded(arrays, "float32", Version(version - 1)), 1 / islands) for arrays in own]
+        items = tuple(
+            WeightedPayload(PayloadId(f"{n}"), IslandId(f"{n}"), weight) for n, (_, weight) in enumerate(inputs)
+        )
+        order = MergeFragment(Epoch(1), FragmentId(0), Version(version), 4, items, CloseReason.EVERYONE_IN, "")
+        facts = store.merge(order, inputs).facts
+        routers = [arrays["layers.feedforward.router"] for arrays in own]
+        pairs = [np.sum((one - other) ** 2) for n, one in enumerate(routers) for other in routers[:n]]
+        assert facts.router_distance == pytest.approx(np.sqrt(np.mean(pairs)), rel=1e-4)
+        assert facts.router_travel == pytest.approx(np.sqrt(np.mean([np.sum(r**2) for r in routers])), rel=1e-4)
+        assert journal.facts(FragmentId(0), Version(version)) == facts
+    assert storage.set_back(facts, Version(2), Epoch(2)).router_distance is None, "nothing was merged"
+
+
 def test_an_entry_from_before_the_outer_rate_changed_was_at_the_full_rate() -> None:
     facts, state = made(0, 3)
     prefix, _, header, *_ = storage.encode(facts, state)
     older = json.loads(bytes(header))
-    del older["outer_lr_ratio"], older["gradient_norm"]
+    del older["outer_lr_ratio"], older["gradient_norm"], older["router_distance"], older["router_travel"]
     text = json.dumps(older).encode()
     start = bytes(prefix[:8]) + struct.pack("<I", len(text)) + bytes(prefix[12:])
     assert storage.facts_of(start + struct.pack("<I", crc32c(text, crc32c(start))) + text).outer_lr_ratio == 1.0

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from learners import synthetic
-from learners.group.follower import Follower
-from learners.group.leader import Leader
 from learners.group.link import Done, Line, LinkEnded, News, Prepared, TakeOuter, TakePeer, admitted, joined, listener
+from learners.group.ranks import Follower, Leader
 from learners.island_arrays import State
 from learners.island_spec import IslandSpec
 from learners.loop import IslandLoop, LoopPlan

@@ -128,6 +128,14 @@ OF_TEXT = (
     "atoll_held_out_source_loss_nats",
 )
 """A simulated job has no text."""
+OF_MIXTURES = (
+    "topk(10, atoll_island_expert_share_max_ratio",
+    "bottomk(10, atoll_island_expert_entropy_ratio",
+    "topk(10, atoll_island_loss_after_adoption_nats",
+    "atoll_fragment_router_distance",
+    "atoll_fragment_router_travel",
+)
+"""A simulated job has no experts."""
 OF_TROUBLE = (
     "1 - atoll_helper_up",
     "1 - atoll_shard_up",
@@ -144,7 +152,8 @@ up; these show what is above zero alone."""
 
 
 @pytest.mark.parametrize(
-    "expression", [query for query in QUERIES if not str(query.values[0]).startswith(OF_TEXT + OF_TROUBLE)]
+    "expression",
+    [query for query in QUERIES if not str(query.values[0]).startswith(OF_TEXT + OF_MIXTURES + OF_TROUBLE)],
 )
 def test_a_query_returns_data_from_a_real_scrape(expression: str, prometheus: Prometheus) -> None:
     asked = expression.replace("$__rate_interval", "1m").replace("$job", ".*")

@@ -392,6 +392,35 @@ def test_a_fragment_that_did_not_move_owes_no_share_of_its_update(desk: Desk) ->
     assert "atoll_fragment_residue_ratio" not in shown
 
 
+def test_a_mixture_shows_its_routers_and_experts_and_other_models_show_none(desk: Desk) -> None:
+    row, record = desk.store.job(desk.job), desk.control.status(desk.job)
+    assert row is not None
+    figures = {"expert_share_max": 0.5, "expert_entropy_ratio": 0.75, "adoptions": 3}
+    record["statistics"]["mixture"] = {
+        "routers": [{"fragment": 1, "merges": 2, "distance": 3.0, "travel": 4.0}],
+        "islands": {
+            "asia": {**figures, "loss_before": 2.5, "loss_after": 2.625},
+            "europe": {**figures, "adoptions": 0, "loss_before": None, "loss_after": None},
+        },
+    }
+
+    def shown() -> dict[tuple[str, str], float]:
+        every = samples(JobStatus.model_validate(record), row.spec)
+        names = ("router", "expert", "_adoption_nats")
+        return {(one.family, one.labels[1]): one.value for one in every if any(name in one.family for name in names)}
+
+    of_islands = {("atoll_island_expert_share_max_ratio", name): 0.5 for name in ("asia", "europe")}
+    of_islands |= {("atoll_island_expert_entropy_ratio", name): 0.75 for name in ("asia", "europe")}
+    assert shown() == of_islands | {
+        ("atoll_island_loss_before_adoption_nats", "asia"): 2.5,
+        ("atoll_island_loss_after_adoption_nats", "asia"): 2.625,
+        ("atoll_fragment_router_distance", "1"): 3.0,
+        ("atoll_fragment_router_travel", "1"): 4.0,
+    }
+    del record["statistics"]["mixture"]
+    assert shown() == {}
+
+
 def test_a_disk_that_refuses_the_journal_is_told_until_it_takes_it(desk: Desk) -> None:
     row, record = desk.store.job(desk.job), desk.control.status(desk.job)
     assert row is not None
@@ -436,6 +465,7 @@ def test_every_family_of_the_catalogue_is_exported_with_its_labels_and_help(voya
     absent = {"atoll_held_out_bits_per_byte", "atoll_held_out_source_loss_nats"}  # a simulated job has no text,
     absent |= {"atoll_held_out_preference_accuracy_ratio", "atoll_held_out_preference_margin_nats"}
     absent |= {"atoll_autopilot_gain_ratio", "atoll_autopilot_look_timestamp_seconds"}  # no autopilot,
+    absent |= {name for name in FAMILIES if "expert" in name or "router" in name or "_adoption_nats" in name}
     absent |= {"atoll_job_failed_timestamp_seconds"}  # and neither failures nor checkpoints
     absent |= {f"atoll_checkpoint_{of}" for of in ("interval_seconds", "age_seconds", "bytes")}
     for family in (family for family in FAMILIES.values() if family.name not in absent):

@@ -55,6 +55,37 @@ def merge(outer, fragment, version, inputs):
     return outer.merge(fragment, version, content)
 
 
+def spread(shapes, own, codec="float32"):
+    names = tuple(shapes)
+    outer = OuterState({name: np.zeros(shape, np.float32) for name, shape in shapes.items()}, (names,), STEP)
+    inputs = [(encoded(arrays, codec, Version(0)), 1 / len(own)) for arrays in own]
+    return outer.router_spread(FragmentId(0), inputs), [content.all_decoded() for content, _ in inputs]
+
+
+@pytest.mark.parametrize("codec", ["float32", "int4"])
+@pytest.mark.parametrize("count", [2, 5])
+def test_routers_are_apart_by_their_distances_over_all_pieces_and_pairs(codec, count):
+    shapes = {"layers.feedforward.router[0:2]": (2, 7, 3), "layers.feedforward.router[2:4]": (2, 7, 3), "experts": (9,)}
+    own = [
+        {name: np.random.default_rng([n, count]).standard_normal(shape, np.float32) for name, shape in shapes.items()}
+        for n in range(count)
+    ]
+    (distance, travel), decoded = spread(shapes, own, codec)
+    routers = [np.concatenate([arrays[name].ravel() for name in shapes if "router" in name]) for arrays in decoded]
+    pairs = [np.sum(np.square(one - other)) for n, one in enumerate(routers) for other in routers[:n]]
+    assert distance == pytest.approx(np.sqrt(np.mean(pairs)), rel=1e-4)
+    assert travel == pytest.approx(np.sqrt(np.mean([np.sum(np.square(own)) for own in routers])), rel=1e-4)
+
+
+def test_islands_that_agree_are_not_apart_and_one_alone_or_no_router_has_no_distance():
+    shapes = {"layers.feedforward.router": (2, 5), "norm": (3,)}
+    same = {name: np.full(shape, 0.1, np.float32) for name, shape in shapes.items()}
+    (distance, travel), _ = spread(shapes, [same] * 3)
+    assert distance == pytest.approx(0.0, abs=1e-3 * travel)
+    assert spread(shapes, [same])[0] is None
+    assert spread({"norm": (3,)}, [{"norm": same["norm"]}] * 2)[0] is None
+
+
 def merged_often(outer, fragments_in_order):
     for seed, fragment in enumerate(fragments_in_order):
         merge(outer, FragmentId(fragment), Version(outer.version(fragment) + 1), contributions(seed, fragment))

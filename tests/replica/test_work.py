@@ -5,10 +5,13 @@ from __future__ import annotations
 import pytest
 
 from learners.contract import StepResult
+from orchestrator.core.messages import MixtureFigures
 from orchestrator.core.vocabulary import AllOffers, Version
 from orchestrator.replica.work import (
+    LOSSES_BEFORE,
     SNAPSHOTS_MAX,
     AdoptionRule,
+    ExpertLoad,
     FragmentWork,
     Mix,
     Odometer,
@@ -94,4 +97,34 @@ def test_a_report_has_the_figures_of_the_last_step_and_the_utilisation_at_the_me
     assert report.mfu_ratio == 0.25
     odometer.latest = StepResult(8, 4.0)
     report = odometer.report(4, 4, 32)
+    assert report.mixture is None
     assert (report.loss, report.learning_rate, report.gradient_norm, report.mfu_ratio) == (4.0, None, None, None)
+
+
+def test_losses_around_adoptions_are_means_of_the_steps_before_and_of_the_first_step_after():
+    odometer, load = Odometer(), ExpertLoad(0.5, 0.75)
+    odometer.adopted()  # before any step there is nothing to compare with
+    for loss in (5.0, 4.0, 3.0):
+        odometer.count(1.0, 0.0, StepResult(8, loss, expert_load=load))
+    assert odometer.report(3, 3, 24).mixture == MixtureFigures(0.5, 0.75)
+    odometer.adopted()
+    odometer.adopted()  # two fragments at one boundary are one adoption
+    odometer.count(1.0, 0.0, StepResult(8, 6.0, expert_load=load))
+    odometer.count(1.0, 0.0, StepResult(8, 2.0, expert_load=load))
+    odometer.adopted()
+    odometer.count(1.0, 0.0, StepResult(8, 3.5, expert_load=ExpertLoad(0.25, 1.0)))
+    # (5 + 4 + 3) / 3 before 6, and (5 + 4 + 3 + 6 + 2) / 5 before 3.5
+    assert odometer.report(6, 6, 48).mixture == MixtureFigures(0.25, 1.0, 2, 4.0, 4.75)
+    assert odometer.report(6, 6, 48).mixture == MixtureFigures(0.25, 1.0), "an adoption is reported once"
+
+
+def test_losses_that_are_no_numbers_and_steps_long_ago_are_not_compared():
+    odometer, load = Odometer(), ExpertLoad(0.5, 0.75)
+    for step in range(LOSSES_BEFORE + 3):
+        odometer.count(1.0, 0.0, StepResult(8, 100.0 if step < 3 else 1.0, expert_load=load))
+    odometer.adopted()
+    odometer.count(1.0, 0.0, StepResult(8, 2.0, expert_load=load))
+    assert odometer.report(1, 1, 8).mixture == MixtureFigures(0.5, 0.75, 1, 1.0, 2.0)
+    odometer.adopted()
+    odometer.count(1.0, 0.0, StepResult(8, float("nan"), expert_load=load))
+    assert odometer.report(2, 2, 16).mixture == MixtureFigures(0.5, 0.75)

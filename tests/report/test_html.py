@@ -87,6 +87,20 @@ def test_lines_and_what_codecs_owe_are_shown_where_the_job_says_them(report):
     assert "<gone>" not in page
 
 
+def test_routers_and_experts_of_a_mixture_are_shown_and_other_models_have_no_such_cards(report):
+    assert "Routers" not in render(report)
+    routers = {"fragment": 2, "merges": 7, "distance": 1.0, "travel": 1.0, "distance_mean": 0.5, "travel_mean": 0.4}
+    figures = {"expert_share_max": 0.25, "expert_entropy_ratio": 0.9, "adoptions": 3}
+    islands = {
+        "<asia>": {**figures, "loss_before": 2.5, "loss_after": 2.625},
+        "europe": {**figures, "adoptions": 0, "loss_before": None, "loss_after": None},
+    }
+    page = render({**report, "mixture": {"routers": [routers], "router_curve": [], "islands": islands}})
+    assert "<td>2</td><td>7</td><td>0.5</td><td>0.4</td><td>1.25</td>" in page
+    assert "<td>&lt;asia&gt;</td><td>25.0 %</td><td>90.0 %</td><td>3</td><td>2.500</td><td>2.625</td>" in page
+    assert "<td>europe</td><td>25.0 %</td><td>90.0 %</td><td>0</td><td>–</td><td>–</td>" in page
+
+
 def test_warnings_about_the_specification_are_in_the_report_and_none_takes_no_room(report):
     warning = {"path": "synchroniser.interval_steps", "message": "is 500 <too long>.", "remedy": "Set it to 10."}
     page = render({**report, "warnings": [warning]})
