@@ -95,7 +95,7 @@ def _jobs() -> list[Panel]:
         listing(
             "Live jobs",
             "One line for each job that runs, or ended in the last minutes. A silent job shows only its name: the rest is "
-            "not known. Its name leads to its page.",
+            "not known. Its name leads to its page. Advised: the autopilot's newest look, and the gain that it promises.",
             "atoll_job",
             [
                 Column("Job", name="atoll_job", link="${page}/#${__value.text}"),
@@ -119,6 +119,8 @@ def _jobs() -> list[Panel]:
                 Column("Training", f'sum by (atoll_job) (atoll_island_state{{{JOB}, state="training"}})'),
                 Column("Goodput", f"{NAMED} (atoll_goodput_ratio{{{JOB}}})", "percentunit"),
                 Column("Held-out loss", f"{NAMED} (atoll_held_out_loss_nats{{{JOB}}})"),
+                Column("Advised gain", f"{NAMED} (atoll_autopilot_gain_ratio{{{JOB}}})", "percentunit"),
+                Column("Advised", f"{NAMED} (time() - atoll_autopilot_look_timestamp_seconds{{{JOB}}})", "s"),
             ],
         ),
     ]

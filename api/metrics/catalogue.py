@@ -93,8 +93,7 @@ _FAMILIES = (
         "gauge",
         "atoll_nodes_cordoned",
         ("group", "region"),
-        "Nodes of the group on which an operator, or the rule for bad nodes, lets nothing new be placed: look at their logs "
-        "(`atoll node-groups`).",
+        "Nodes of the group on which an operator or the rule for bad nodes lets nothing new be placed.",
     ),
     Family(
         "gauge",

@@ -136,6 +136,8 @@ OF_MIXTURES = (
     "atoll_fragment_router_travel",
 )
 """A simulated job has no experts."""
+OF_ADVICE = ("max by (atoll_job) (atoll_autopilot_", "max by (atoll_job) (time() - atoll_autopilot_")
+"""It has no autopilot."""
 OF_TROUBLE = (
     "1 - atoll_helper_up",
     "1 - atoll_shard_up",
@@ -153,7 +155,7 @@ up; these show what is above zero alone."""
 
 @pytest.mark.parametrize(
     "expression",
-    [query for query in QUERIES if not str(query.values[0]).startswith(OF_TEXT + OF_MIXTURES + OF_TROUBLE)],
+    [query for query in QUERIES if not str(query.values[0]).startswith(OF_TEXT + OF_MIXTURES + OF_ADVICE + OF_TROUBLE)],
 )
 def test_a_query_returns_data_from_a_real_scrape(expression: str, prometheus: Prometheus) -> None:
     asked = expression.replace("$__rate_interval", "1m").replace("$job", ".*")
