@@ -84,9 +84,12 @@ class Clockwork:
         """Do nothing: there is one machine."""
 
     def cordon_nodes(self, names: Collection[str]) -> None:
-        """Write the names to ``cordoned-nodes.json``, for tests to read."""
+        """Write the names to ``cordoned-nodes.json``, for tests to read. A full disk there is a head that cannot write."""
         self._fail_if("cluster-is-gone")
-        replace(self._folder / "cordoned-nodes.json", json.dumps(sorted(names)))
+        try:
+            replace(self._folder / "cordoned-nodes.json", json.dumps(sorted(names)))
+        except OSError as error:
+            raise InfrastructureError(detail=f"The head did not take the cordons: {error}") from error
 
     def node_memory(self) -> list[NodeMemory]:
         """As ``memory.json`` in the folder has it; nobody says anything where there is none."""
