@@ -110,6 +110,11 @@ def _multiplexed(spec: JobSpec, *, transfer_steps: float, pace: Pace) -> Iterato
         step_durations=pace.step_durations,
         speed_spread=pace.spread,
     )
+    return advances_of(job)
+
+
+def advances_of(job: MultiplexedJob) -> Iterator[Advance]:
+    """Run the job to its end."""
     tokens = 0
     for tokens in job.run():
         yield Advance(tokens)

@@ -192,10 +192,9 @@ def train(training: Training, seed: int, steps: int | None = None) -> Iterator[A
     """Train to the end of the budget. ``steps`` makes it shorter."""
     spec = training.spec(seed, steps)
     if training.method == DATA_PARALLEL:
-        is_steady = training.extra == 0.0
-        return (
-            baselines.train("data-parallel", spec, baselines.Pace()) if is_steady else scavenging(spec, training.extra)
-        )
+        if training.extra:
+            return scavenging(spec, training.extra)
+        return baselines.train("data-parallel", spec, baselines.Pace())
     if training.method in ("failures", "calm"):
         return by_failures(spec, seed, calm=training.method == "calm")
     return _in_virtual_time(training, spec)
@@ -213,13 +212,7 @@ def _in_virtual_time(training: Training, spec: JobSpec) -> Iterator[Advance]:
         cut=CUTS[training.cut],
         channel=LossyChannel(training.coding, training.feedback) if training.coding else exact_channel,
     )
-    tokens = 0
-    for tokens in job.run():
-        yield Advance(tokens)
-    outcome = job.outcome
-    mean = outcome.statistics["contributors_mean"]
-    goodput = outcome.goodput["goodput_ratio"]
-    yield Advance(tokens, Trained(outcome.loss, tuple(outcome.curve), goodput, outcome.digest, mean))
+    return baselines.advances_of(job)
 
 
 # ── the tables ────────────────────────────────────────────────────────────────────────────────────────────────────────
