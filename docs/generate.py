@@ -110,50 +110,51 @@ def config_page() -> Iterator[str]:
 
 
 def kubernetes_page() -> Iterator[str]:
-    yield "# Values on Kubernetes"
-    yield ""
-    yield MADE.format("orchestrator/kubernetes/values.py")
-    yield ""
-    yield from prose(
+    yield from document_page(
+        "Values on Kubernetes",
+        "orchestrator/kubernetes/values.py",
         "One YAML document describes an installation ([Kubernetes](../guide/kubernetes.md)). All mistakes are reported "
-        "together. `deploy/kubernetes/` has complete examples, and `values.schema.json` for editors and for Helm."
+        "together. `deploy/kubernetes/` has complete examples, and `values.schema.json` for editors and for Helm.",
+        values.Values,
     )
-    yield ""
-    yield from headed("## The document", values.Values)
-    yield from fields_of(values.Values, "")
-    for name, field in values.Values.model_fields.items():
-        inner = annotation_model(field)
-        if inner is not None:
-            yield from section_of(inner, name)
 
 
 def simulation_page() -> Iterator[str]:
-    yield "# The simulator's file"
-    yield ""
-    yield MADE.format("orchestrator/simulation/spec.py")
-    yield ""
-    yield from prose(
+    yield from document_page(
+        "The simulator's file",
+        "orchestrator/simulation/spec.py",
         "`atoll simulate SPEC` reads one YAML or JSON document with these sections ([simulate](../simulate.md)): a `fleet`, "
         "or a `world` that `atoll tape fit` wrote. All mistakes are reported together. `deploy/configs/simulate.yaml` is a "
-        "complete example."
+        "complete example.",
+        spec.SimulationSpec,
     )
+
+
+def document_page(title: str, module: str, about: str, kind: type[BaseModel]) -> Iterator[str]:
+    """Yield the page of a document, followed by its sections."""
+    yield f"# {title}"
     yield ""
-    yield from headed("## The document", spec.SimulationSpec)
-    yield from fields_of(spec.SimulationSpec, "")
-    for name, field in spec.SimulationSpec.model_fields.items():
-        inner = annotation_model(field)
-        if inner is not None:
-            yield from section_of(inner, name)
+    yield MADE.format(module)
+    yield ""
+    yield from prose(about)
+    yield ""
+    yield from headed("## The document", kind)
+    yield from fields_of(kind, "")
+    yield from sections_of(kind, "")
 
 
 def section_of(kind: type[BaseModel], path: str) -> Iterator[str]:
     """Yield a section, followed by the sections within it."""
     yield from headed(f"## `{path}`", kind)
     yield from fields_of(kind, path)
+    yield from sections_of(kind, f"{path}.")
+
+
+def sections_of(kind: type[BaseModel], prefix: str) -> Iterator[str]:
     for name, field in kind.model_fields.items():
         inner = annotation_model(field)
         if inner is not None:
-            yield from section_of(inner, f"{path}.{name}")
+            yield from section_of(inner, f"{prefix}{name}")
 
 
 def fields_of(kind: type[BaseModel], path: str) -> Iterator[str]:
