@@ -48,6 +48,7 @@ from orchestrator.specification.memory_budget import (
 )
 from orchestrator.specification.sections import Section, SynchroniserSection
 from orchestrator.specification.validation import problems_of
+from orchestrator.system.plain import counted, finite
 
 STATE_BYTES = TRAINER_STATE_BYTES + 4.0
 """Bytes per parameter that a new island receives: parameters, moments and Θ."""
@@ -191,7 +192,7 @@ def of_running(spec: JobSpec, paces: Sequence[Pace], seen: Observed) -> tuple[di
     figures = {name: Figure(value, "the specification") for name, value in specified.items()}
     steps = [pace.step_s for pace in paces if pace.step_s]
     if steps:
-        figures["step_s"] = Figure(median(steps), f"measured, the median of {_counted(len(steps), 'island')}")
+        figures["step_s"] = Figure(median(steps), f"measured, the median of {counted(len(steps), 'island')}")
     if tokens := [pace.tokens_per_step for pace in paces if pace.tokens_per_step]:
         figures["tokens_per_step"] = Figure(round(median(tokens)), "measured")
     if lines := [(pace.line, pace.island) for pace in paces if pace.line]:
@@ -207,7 +208,7 @@ def _of_deaths(hosts: int, seen: Observed) -> dict[str, Figure]:
     lives = [life for life in seen.lives.values() if life.placed_at is not None]
     there_s = hosts * fsum(max(0.0, min(life.ended_at, seen.until) - (life.placed_at or 0.0)) for life in lives)
     if there_s > 0.0:
-        deaths = f"{_counted(len(crashes), 'death')} in {there_s / 3600.0:.3g} host-hours of its tape"
+        deaths = f"{counted(len(crashes), 'death')} in {there_s / 3600.0:.3g} host-hours of its tape"
         if crashes:
             figures["mtbf_host"] = Figure(there_s / len(crashes), f"measured, {deaths}")
         else:
@@ -216,13 +217,13 @@ def _of_deaths(hosts: int, seen: Observed) -> dict[str, Figure]:
         life.training_ordered_at - (life.placed_at or 0.0) for life in lives if life.training_ordered_at is not None
     ]
     if starts:
-        figures["start"] = Figure(median(starts), f"measured, the median of {_counted(len(starts), 'start')}")
+        figures["start"] = Figure(median(starts), f"measured, the median of {counted(len(starts), 'start')}")
     returns = []
     for at, island in crashes:
         later = (life.placed_at for (name, _), life in seen.lives.items() if name == island and life.placed_at)
         returns += [min(placed - at for placed in after)] if (after := [one for one in later if one > at]) else []
     if returns:
-        figures["host_return"] = Figure(median(returns), f"measured, the median of {_counted(len(returns), 'return')}")
+        figures["host_return"] = Figure(median(returns), f"measured, the median of {counted(len(returns), 'return')}")
     return figures
 
 
@@ -237,7 +238,7 @@ def of_groups(nodes: Sequence[tuple[str, int, int]]) -> dict[str, Figure]:
             detail="No node group of the service has a node. Start one, or describe the fleet by options."
         )
     hosts, accelerators = min(there)
-    source = f"the service's {_counted(len(there), 'node group')}"
+    source = f"the service's {counted(len(there), 'node group')}"
     return {
         "islands": Figure(len(there), source),
         "hosts": Figure(hosts, f"{source}, the smallest of them"),
@@ -245,10 +246,6 @@ def of_groups(nodes: Sequence[tuple[str, int, int]]) -> dict[str, Figure]:
             max(1, accelerators // hosts), source if accelerators else f"{source}, which have none: 1"
         ),
     }
-
-
-def _counted(count: int, what: str) -> str:
-    return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
 def planned(fleet: Fleet, current: SyncSettings | None = None) -> Planned:
@@ -373,7 +370,4 @@ def rows(outcome: Planned) -> Iterator[tuple[str, Plan]]:
 
 def plain(outcome: Planned) -> list[dict[str, Any]]:
     """Return the rows as plain data. What would take for ever has None as its time and money."""
-    return [
-        {"row": name, **{key: None if value == inf else value for key, value in asdict(plan).items()}}
-        for name, plan in rows(outcome)
-    ]
+    return [{"row": name, **finite(asdict(plan))} for name, plan in rows(outcome)]
