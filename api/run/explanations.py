@@ -80,11 +80,12 @@ def _renamed(facts: dict[str, Any], **names: str) -> dict[str, Any]:
 
 
 JOBS_MAX = 8
-UNEVENTFUL = b'"effects":[]}'
+UNEVENTFUL, END_BYTES = b'"effects":[]', 40
 OF_ISLANDS = b'{"type":"Connection', b'{"type":"Island', b'{"type":"Placement'
 RELEVANT = b'{"type":"MergeCompleted"', *OF_ISLANDS
-OF_FAILURES = *OF_ISLANDS, b'{"type":"NoticeReceived"', b'{"type":"FaultInjected"', b'{"type":"CommandRequested"'
 """Events that matter for a merge or an island's state even if nothing was decided on them."""
+OF_FAILURES = *OF_ISLANDS, b'{"type":"NoticeReceived"', b'{"type":"FaultInjected"', b'{"type":"CommandRequested"'
+"""The same for failures of islands."""
 
 
 class TapeFold(Generic[Fold]):
@@ -251,14 +252,17 @@ def is_record(line: bytes) -> bool:
 
 
 def explains_merges(line: bytes) -> bool:
-    if not is_record(line):
-        return False
-    return not line.endswith(UNEVENTFUL) or any(kind in line for kind in RELEVANT)
+    return is_record(line) and (decides_something(line) or any(kind in line for kind in RELEVANT))
 
 
 def concerns_islands(line: bytes) -> bool:
     """Return whether this record may change an island's state, or say why it failed."""
-    return is_record(line) and (not line.endswith(UNEVENTFUL) or any(kind in line for kind in OF_FAILURES))
+    return is_record(line) and (decides_something(line) or any(kind in line for kind in OF_FAILURES))
+
+
+def decides_something(line: bytes) -> bool:
+    """Return whether the record in this line has effects. A checksum may follow them."""
+    return UNEVENTFUL not in line[-END_BYTES:]
 
 
 def with_end(diagnosis: Diagnosis, state: str, reason: str) -> Diagnosis:

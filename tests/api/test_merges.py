@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from api.client import Client
-from api.run.explanations import JOBS_MAX, AllExplanations, because, merge_of
+from api.run.explanations import JOBS_MAX, AllExplanations, because, concerns_islands, explains_merges, merge_of
 from api.run.folder import Run
 from orchestrator.accounting.explanation import REFUSALS_LISTED_MAX, Explanation, Explanations
+from orchestrator.accounting.failures import Failures
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
 from orchestrator.core.vocabulary import CloseReason, RefusalReason
 from orchestrator.errors import DataError, NotFound
-from orchestrator.tape.schema import Header
+from orchestrator.tape.schema import Header, Record, decode_header, decode_line
 from orchestrator.tape.storage import TapeWriter, read_tape
 from tests.api.installation import Installation
 from tests.harness.story import Story, policy, the
 from tests.waiting import wait_until
+
+GOLDEN = Path(__file__).resolve().parent.parent / "golden"
 
 
 class Told(Story):
@@ -187,6 +191,30 @@ def test_a_history_reads_on_where_it_stopped_and_agrees_with_the_fold_at_any_tim
     assert len(fold.merges) == 6
     assert fold.merges[0, 6].absent == (("b", "training"), ("c", "starting"))
     assert histories.of(run_at(tmp_path)).history.merges() == list(reversed(fold.merges.values()))
+
+
+@pytest.mark.parametrize("name", ["calm", "everything", "killed"])
+def test_records_that_decide_nothing_are_not_parsed_and_are_not_missed(name: str) -> None:
+    with gzip.open(GOLDEN / f"live-{name}.jsonl.gz") as tape:
+        header, *lines = tape.read().splitlines()
+    policy = cast(Header, decode_header(header.decode())).policy
+    islands = [plan.island for plan in policy.islands]
+    told, whole = Explanations(policy, 1000), Explanations(policy, 1000)
+    failures, all_failures = Failures(islands), Failures(islands)
+    parsed = 0
+    for line in lines:
+        if isinstance(record := decode_line(line.decode()), Record):
+            facts: Any = (record.n, record.event, record.effects)
+            whole.apply(*facts[1:])
+            all_failures.apply(*facts)
+            if explains_merges(line):
+                parsed += 1
+                told.apply(*facts[1:])
+            if concerns_islands(line):
+                failures.apply(*facts)
+    assert told.merges == whole.merges
+    assert (list(failures.all), failures.nodes()) == (list(all_failures.all), all_failures.nodes())
+    assert 2 * parsed < len(lines)
 
 
 def test_a_merge_older_than_those_kept_is_left_to_the_tape(tmp_path: Path) -> None:
