@@ -38,7 +38,6 @@ from api.storage.store import JobRow, Store
 from orchestrator.core import commands
 from orchestrator.errors import AtollError, DataError, InfrastructureError, first_line
 from orchestrator.simulation.autopilot import AUTOPILOT, Limits, Pilot, command_for
-from orchestrator.specification.config import parse_job
 from orchestrator.specification.sections import AutopilotSection
 from orchestrator.system import plain, python_process
 from orchestrator.system.run_folder import ADVICE, TAPE
@@ -99,22 +98,23 @@ class Autopilots:
 
     def round(self) -> None:
         """Look at every tape that is due."""
-        rows = [row for row in self._store.jobs(states=RUNNING) if _kind(row) != "off"]
-        for row in rows:
-            due = self._looked_at.setdefault(row.job, self._clock()) + _section(row).every_s
+        piloted = [(row, section_of(row.spec)) for row in self._store.jobs(states=RUNNING)]
+        piloted = [(row, section) for row, section in piloted if section.kind != "off"]
+        for row, section in piloted:
+            due = self._looked_at.setdefault(row.job, self._clock()) + section.every_s
             if self._closing or self._clock() < due:
                 continue
             try:
-                self._see_to(row)
+                self._see_to(row, section)
             except Exception as error:  # other jobs are not affected
                 self._problem_log.note(f"job {row.job}", f"its autopilot failed: {reason_of(error)}", error)
             self._looked_at[row.job] = self._clock()
-        jobs = {row.job for row in rows}
+        jobs = {row.job for row, _ in piloted}
         self._looked_at = {job: at for job, at in self._looked_at.items() if job in jobs}
         self._problem_log.keep(f"job {job}" for job in jobs)
 
-    def _see_to(self, row: JobRow) -> None:
-        section, folder = _section(row), Path(row.run_dir)
+    def _see_to(self, row: JobRow, section: AutopilotSection) -> None:
+        folder = Path(row.run_dir)
         try:
             report = dict(self._look(folder, section))
         except InfrastructureError as error:
@@ -189,14 +189,12 @@ def command_of(advice: SettingAdvice, section: AutopilotSection) -> commands.Set
     return command_for(advice.setting, advice.after, advice.reason)
 
 
-def _kind(row: JobRow) -> str:
-    """Return what the specification says, without reading all of it. A damaged one is off."""
-    section = row.spec.get("autopilot") if isinstance(row.spec, Mapping) else None
-    return str(section.get("kind", "off")) if isinstance(section, Mapping) else "off"
-
-
-def _section(row: JobRow) -> AutopilotSection:
-    return parse_job(row.spec).autopilot
+def section_of(document: Any) -> AutopilotSection:
+    """Return the section of a stored specification, without reading the rest of it. A damaged one is off."""
+    try:
+        return AutopilotSection.model_validate(document.get("autopilot", {}))
+    except (AttributeError, ValidationError):
+        return AutopilotSection()
 
 
 # ── the process ───────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -20,7 +20,7 @@ from pydantic import Field
 from api.http import eventstream
 from api.http.pools import RECORDS, STREAMS, chunks_in, runs_in
 from api.http.streams import File, Stream, following
-from api.jobs.autopilot import advice_of
+from api.jobs.autopilot import advice_of, section_of
 from api.routes.dependencies import ServiceHere
 from api.run.explanations import AllExplanations, answer_of, merge_of, summary_of, with_end
 from api.run.folder import LogReader, Run, logs_of, newest, open_below
@@ -113,9 +113,8 @@ def diagnose(job: str, service: ServiceHere, explained: ExplanationsHere) -> Dia
 def advise(job: str, service: ServiceHere) -> Advice:
     """Return what the job's autopilot found in its looks at the tape, the newest first."""
     run = service.run(job)
-    section = service.specification(job).specification.get("autopilot")
-    kind = section.get("kind", "off") if isinstance(section, dict) else "off"
-    return Advice(job=run.job, kind=str(kind), looks=advice_of(run.folder))
+    kind = section_of(service.specification(job).specification).kind
+    return Advice(job=run.job, kind=kind, looks=advice_of(run.folder))
 
 
 @router.get(
