@@ -128,7 +128,7 @@ class NodeCordons:
 
     def round(self) -> None:
         """End what has expired, apply the rule if it is on, and tell the cluster which nodes are cordoned."""
-        groups = self._control.node_groups()
+        groups = self._control.node_groups() if self._by_rule or self._active() else []
         now = self._clock()
         with self._lock:
             for row in self._active():

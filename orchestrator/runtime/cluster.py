@@ -350,8 +350,9 @@ def leaving_nodes() -> dict[str, Leaving]:
 
 def cordon_nodes(names: Collection[str]) -> None:
     """Have nothing new placed on the nodes of these names (``cordoned_nodes``), and only on these. It may be said again."""
-    content = json.dumps(sorted(names)).encode()
-    _head().internal_kv_put(CORDONED_KEY, content, True, None, timeout=HEAD_ANSWER_S)
+    content, head = json.dumps(sorted(names)).encode(), _head()
+    if head.internal_kv_get(CORDONED_KEY, None, timeout=HEAD_ANSWER_S) != content:  # writing goes to the head's disk
+        head.internal_kv_put(CORDONED_KEY, content, True, None, timeout=HEAD_ANSWER_S)
 
 
 def cordoned_nodes() -> frozenset[str]:
