@@ -151,12 +151,10 @@ class Client:
 
     def cordon(self, node_group: str, node: str | None = None) -> NodeGroupChange:
         """Cordon the node group, or one node of it: no job places anything new there until it is uncordoned."""
-        where = "/nodes/".join(quote(name, safe="") for name in (node_group, node) if name)
-        return self._post(f"/v1/node-groups/{where}/cordon", NodeGroupChange)
+        return self._post(f"{_nodes(node_group, node)}/cordon", NodeGroupChange)
 
     def uncordon(self, node_group: str, node: str | None = None) -> NodeGroupChange:
-        where = "/nodes/".join(quote(name, safe="") for name in (node_group, node) if name)
-        return self._post(f"/v1/node-groups/{where}/uncordon", NodeGroupChange)
+        return self._post(f"{_nodes(node_group, node)}/uncordon", NodeGroupChange)
 
     def submit(self, document: Mapping[str, Any], *, priority: int = 0) -> Job:
         """Submit a job specification. The job is queued while there is no room. Raises InvalidJobSpec with every problem."""
@@ -554,6 +552,10 @@ def _place_of(command: commands.Command) -> tuple[str, dict[str, Any] | None]:
             assert_never(command)
 
 
+def _nodes(node_group: str, node: str | None) -> str:
+    return "/v1/node-groups/" + "/nodes/".join(quote(name, safe="") for name in (node_group, node) if name)
+
+
 def _profile(job: str, island: str, profile: str) -> str:
     return f"/v1/jobs/{quote(job, safe='')}/islands/{quote(island, safe='')}/profiles/{quote(profile, safe='')}"
 
@@ -576,9 +578,7 @@ def error_of(answer: httpx.Response) -> AtollError:
     try:
         document = ProblemDocument.model_validate_json(answer.content)
     except ValueError:
-        detail = (
-            f"{answer.request.method} {answer.request.url} was answered {answer.status_code} {answer.reason_phrase}."
-        )
+        detail = f"{answer.request.method} {answer.url} was answered {answer.status_code} {answer.reason_phrase}."
         return InfrastructureError(detail=detail, remedy="Is this the address of an atoll service?")
     detail, remedy = document.detail, document.remedy
     problems = tuple(Problem(item.path, item.message, item.remedy) for item in document.problems)

@@ -277,7 +277,7 @@ def reproduce(
 
     Tables are stored as JSON and as pictures, and each training as soon as it ends. After Ctrl-C, the same command goes on.
     """
-    from api.simulation import FOOT, published_table
+    from api.simulation import FOOT
     from orchestrator.simulation.published import TABLES, TRAINED, TRAINED_SIZES
 
     unknown = sorted({*(tables or ())} - {*TABLES, *TRAINED})
@@ -297,10 +297,7 @@ def reproduce(
             results.append(table.plain(cells, seed))
             if as_json:
                 continue
-            echo(f"{table.title}. {table.source}")
-            console().print(published_table(table, cells))
-            for note in (table.agreement(cells), *table.notes, FOOT, f"{into / table.name}.json and .svg", ""):
-                echo(note)
+            _show(table, cells, (table.agreement(cells), *table.notes, FOOT), into)
         if trained and (
             code := _trained(trained, into, seed, again, size or (), only or (), estimate, as_json, results)
         ):
@@ -349,7 +346,7 @@ def _trained(
     results: list[dict[str, Any]],
 ) -> int:
     """Train for these tables, print and draw what is finished, and return the exit code. Adds the tables to ``results``."""
-    from api.simulation import FOOT_OF_TRAINED, published_chart, published_table
+    from api.simulation import FOOT_OF_TRAINED, published_chart
     from orchestrator.simulation.published import TRAINED, cells_of
     from orchestrator.system import python_process
 
@@ -371,17 +368,17 @@ def _trained(
         (into / f"{name}.svg").write_text(published_chart(table, cells), encoding="utf-8")
         results.append(document)
         if not as_json:
-            echo(f"{table.title}. {table.source}")
-            console().print(published_table(table, cells))
-            for note in (
-                document["agreement"],
-                *document["notes"],
-                FOOT_OF_TRAINED,
-                f"{into / name}.json and .svg",
-                "",
-            ):
-                echo(note)
+            _show(table, cells, (document["agreement"], *document["notes"], FOOT_OF_TRAINED), into)
     return code
+
+
+def _show(table: Table, cells: Sequence[Cell], notes: Sequence[str], into: Path) -> None:
+    from api.simulation import published_table
+
+    echo(f"{table.title}. {table.source}")
+    console().print(published_table(table, cells))
+    for note in (*notes, f"{into / table.name}.json and .svg", ""):
+        echo(note)
 
 
 def _draw(path: Path, drawing: str) -> None:
