@@ -194,7 +194,7 @@ def section_of(document: Any) -> AutopilotSection:
     try:
         return AutopilotSection.model_validate(document.get("autopilot", {}))
     except (AttributeError, ValidationError):
-        return AutopilotSection()
+        return AutopilotSection.model_validate({})
 
 
 # ── the process ───────────────────────────────────────────────────────────────────────────────────────────────────────
