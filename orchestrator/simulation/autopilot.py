@@ -25,7 +25,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from math import fsum, inf, sqrt
 from random import Random
-from statistics import fmean
 from typing import Any, Literal
 
 from orchestrator.accounting.goodput import Goodput
@@ -181,7 +180,7 @@ class Pilot:
         stretch = _Stretch(self._policy, _recent(self._fitted.plan, begins), since - begins, self._at - begins)
         chosen_on = range(self._seed, self._seed + SEEDS_TO_CHOOSE)
         now = [_simulated(stretch, seed) for seed in chosen_on]
-        simulated = fmean([run.tokens_per_second for run in now])
+        simulated = _mean([run.tokens_per_second for run in now])
         error = abs(simulated / happened - 1.0) if happened else inf
         if error > FIT_ERROR_MAX:
             return self._report(
@@ -210,8 +209,8 @@ class Pilot:
             islands.append(then.contributors)
             if gains[0] < self._gain_min / 2.0:
                 break
-        usual = fmean([run.contributors for run in now])
-        return fmean(gains) if fmean(islands) >= CONTRIBUTORS_MIN * usual else -1.0
+        usual = _mean([run.contributors for run in now])
+        return _mean(gains) if _mean(islands) >= CONTRIBUTORS_MIN * usual else -1.0
 
     def _measured(self, stretch: _Stretch, setting: Setting, value: float, error: float, tried: int) -> Report:
         """Measure the best change with seeds of its own, and return it if it gains enough."""
@@ -220,7 +219,7 @@ class Pilot:
         now = [_simulated(stretch, seed) for seed in seeds]
         then = [_simulated(_with(stretch, setting, value), seed) for seed in seeds]
         gains = [self._gain(a, b, setting, value) for a, b in zip(now, then, strict=True)]
-        gain, deviation = fmean(gains), _deviation(gains)
+        gain, deviation = _mean(gains), _deviation(gains)
         deviation /= sqrt(len(gains))
         before = _value_of(self._policy, setting)
         words = f"{setting} {_short(before)} to {_short(value)}"
@@ -451,20 +450,24 @@ def _usual(latency: Latency) -> Duration:
     return fsum(latency) / 2.0 if isinstance(latency, tuple) else latency.mean
 
 
+def _mean(values: list[float]) -> float:
+    return fsum(values) / len(values)
+
+
 def _deviation(values: list[float]) -> float:
-    mean = fmean(values)
+    mean = _mean(values)
     return sqrt(fsum((value - mean) ** 2 for value in values) / max(1, len(values) - 1))
 
 
 def _effect(runs: list[_Run]) -> Effect:
     causes = sorted({name for run in runs for name in run.badput})
     return Effect(
-        tokens_per_second=fmean([run.tokens_per_second for run in runs]),
+        tokens_per_second=_mean([run.tokens_per_second for run in runs]),
         spread=_deviation([run.tokens_per_second for run in runs]),
-        goodput_ratio=fmean([run.goodput_ratio for run in runs]),
-        contributors=fmean([run.contributors for run in runs]),
-        drift_steps=fmean([run.drift_steps for run in runs]),
-        badput={name: fmean([run.badput.get(name, 0.0) for run in runs]) for name in causes},
+        goodput_ratio=_mean([run.goodput_ratio for run in runs]),
+        contributors=_mean([run.contributors for run in runs]),
+        drift_steps=_mean([run.drift_steps for run in runs]),
+        badput={name: _mean([run.badput.get(name, 0.0) for run in runs]) for name in causes},
     )
 
 
