@@ -188,6 +188,7 @@ class ReportLink:
                         self._actor.call(IslandInterface.hello)
             except ActorDiedError as error:
                 self._parameters.abandon()  # a thread that relays must not wait for its bytes
+                self._post_progress(report for _, report in final)
                 self._inbox.put(_death_of(error))  # behind the reports that were read: they were true before
                 return
             except RayError as error:
@@ -202,7 +203,9 @@ class ReportLink:
                 read, answers_of_over = max([read, *(number for number, _ in reports)]), answers_of_over + 1
                 if answers_of_over < LAST_ANSWERS:
                     continue
-                self._give_final_reports(report for _, report in final)
+                self._post_progress(report for _, report in final)
+                # that it is back ends it
+                self._post(lambda at: events.ConnectionRestored(at, self._island, self._incarnation))
                 return
             if self.silent:
                 self.silent = False
@@ -228,12 +231,11 @@ class ReportLink:
     def _post_death(self, reason: str) -> None:
         self._post(lambda at: events.ConnectionLost(at, self._island, self._incarnation, True, reason))
 
-    def _give_final_reports(self, reports: Iterable[messages.IslandReport]) -> None:
-        """Post what the island trained while it was silent, which counts as lost, then that it is back, which ends it."""
+    def _post_progress(self, reports: Iterable[messages.IslandReport]) -> None:
+        """Post what the island trained while it was silent, which counts as lost."""
         for report in reports:
             if isinstance(report, messages.Progress):
                 self._post(self._event_of(report))
-        self._post(lambda at: events.ConnectionRestored(at, self._island, self._incarnation))
 
     def _event_of(self, report: EventReport) -> Undated:
         return lambda at: event_of(report, at, self._island, self._incarnation)
