@@ -141,6 +141,8 @@ class PlaceIsland:
 
     With ``standby`` (a standby and its incarnation) there is one: that process is this incarnation of the island from now
     on, with the island's data, and nothing that names the standby's incarnation concerns it any more.
+
+    ``wait_s`` is how long to wait before the process is made.
     """
 
     island: IslandId
@@ -148,6 +150,7 @@ class PlaceIsland:
     node_group: NodeGroupId
     reason: str
     standby: tuple[IslandId, Incarnation] | None = None
+    wait_s: Duration = field(default=0.0, metadata=UNWRITTEN_DEFAULT)
 
 
 @dataclass(frozen=True, slots=True)

@@ -403,7 +403,10 @@ def depart(state: JobState, island: Island, reason: str, now: Instant) -> list[E
 
 
 def promote(state: JobState) -> list[Effect]:
-    """Continue each lost island in the process of a standby of its kind, and place that standby again."""
+    """Continue each lost island in the process of a standby of its kind, and place that standby again.
+
+    A process that starts takes processor time. So the standby's waits until the island has made its first steps.
+    """
     effects: list[Effect] = []
     for island, standby in list(_matches(state)):
         if island.state is IslandState.WAITING:
@@ -412,7 +415,9 @@ def promote(state: JobState) -> list[Effect]:
         reason = f"goes on as the standby {standby.id}"
         after, taking = island_record.place(island, state.reports.pop(island.id, None), reason, process)
         state.islands[island.id] = after
-        next_standby, placing = island_record.place(standby, None, f"its process is {island.id} now")
+        wait_s = state.policy.standby_wait_s
+        why = f"its process is {island.id} now" + (f"; placing again in {wait_s:g} s" if wait_s else "")
+        next_standby, placing = island_record.place(standby, None, why, wait_s=wait_s)
         state.islands[standby.id] = next_standby
         effects += [*taking, *placing]
     return effects

@@ -477,8 +477,10 @@ def choose_donors(steps: Mapping[Island, int], receiver: Island, count: int) -> 
 # ── an incarnation begins, or is over ─────────────────────────────────────────────────────────────────────────────────
 
 
-def place(before: Island, last_report: Progress | None, reason: str, process: Life | None = None) -> Step:
-    """Begin the next incarnation, in a process of its own or in the standby's ``process``.
+def place(
+    before: Island, last_report: Progress | None, reason: str, process: Life | None = None, *, wait_s: Duration = 0.0
+) -> Step:
+    """Begin the next incarnation, in a process of its own, which is made after ``wait_s``, or in the standby's ``process``.
 
     What the incarnation before had trained, by its last report or by its answer when the job was salvaged, is added to the
     totals.
@@ -499,7 +501,7 @@ def place(before: Island, last_report: Progress | None, reason: str, process: Li
         saved=before.saved and not before.incarnation,
         survivor=before.survivor if before.survivor and before.survivor.incarnation > latest else None,
     )
-    return after, (PlaceIsland(after.id, after.incarnation, after.plan.node_group, reason, process),)
+    return after, (PlaceIsland(after.id, after.incarnation, after.plan.node_group, reason, process, wait_s),)
 
 
 def lose(

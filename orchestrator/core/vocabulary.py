@@ -520,6 +520,7 @@ class JobPolicy:
     evaluation              how Θ is measured; without a limit, beside the islands, and not at first on older tapes
     outer_rate              how the outer learning rate rises and falls; not at all on older tapes
     step_limits             when an island counts as hung; a tape has them where they are not the default
+    standby_wait_s          how long after a standby took an island's place the next one is made; at once on older tapes
     leaving_closes          a round closes on what it holds once all islands that could contribute are leaving; on older
                             tapes it waits for others
 
@@ -553,6 +554,7 @@ class JobPolicy:
     quorum_ratio: float = field(default=0.0, metadata=UNWRITTEN_DEFAULT)
     grace_floor_steps: float = field(default=0.0, metadata=UNWRITTEN_DEFAULT)
     leaving_closes: bool = field(default=False, metadata=UNWRITTEN_DEFAULT)
+    standby_wait_s: Duration = field(default=0.0, metadata=UNWRITTEN_DEFAULT)
 
     def quorum_of(self, training_count: int) -> int:
         """Return K while so many islands train."""

@@ -91,8 +91,9 @@ class Interpreter:
         self._connections: dict[Life, Connection] = {}
         self._orphans: dict[Life, Connection] = {}  # over, and silent when that was decided
         self._over: set[Life] = set()
+        self._closed = False
         self._processes: dict[Life, Life] = {}  # lives that go on as the process of another: a standby's
-        self._lives = threading.Lock()  # guards the first three: placing threads open connections, the pump closes them
+        self._lives = threading.Lock()  # guards the first four: placing threads open connections, the pump closes them
         self._waiting = WaitingRoom(context, self._waits, self._place_soon)
         self._placing = ThreadPoolExecutor(PLACEMENTS_MAX, "place")
         self._calling = ThreadPoolExecutor(max(8, 4 * len(sections)), "call")
@@ -126,7 +127,13 @@ class Interpreter:
     def place_island(self, effect: f.PlaceIsland) -> None:
         if effect.standby is not None:
             self._promote(effect.standby, (effect.island, effect.incarnation))
-        self._place_soon((effect.island, effect.incarnation), effect.standby)
+        life = (effect.island, effect.incarnation)
+        if effect.wait_s:
+            waiting = threading.Timer(effect.wait_s, self._context.guarded, (self._place_if_wanted, life))
+            waiting.daemon = True
+            waiting.start()
+        else:
+            self._place_soon(life, effect.standby)
 
     def begin_catch_up(self, effect: f.BeginCatchUp) -> None:
         if (rest := self._catch_ups.begin(effect)) is not None:
@@ -246,7 +253,7 @@ class Interpreter:
     def close(self) -> None:
         with self._lives:
             connections = [*self._connections.values(), *self._orphans.values()]
-            self._connections, self._orphans = {}, {}
+            self._connections, self._orphans, self._closed = {}, {}, True
         for connection in connections:
             connection.close()
         self._waiting.close()
@@ -273,6 +280,11 @@ class Interpreter:
     def _place_soon(self, life: Life, standby: Life | None = None) -> None:
         threads = self._placing if standby is None else self._calling  # a standby that is ready need not wait its turn
         threads.submit(self._context.guarded, self._place, *life, standby)
+
+    def _place_if_wanted(self, life: Life) -> None:
+        with self._lives:
+            if not self._closed and life not in self._over:
+                self._place_soon(life)
 
     def _waits(self, islands: list[IslandId]) -> list[str]:
         """Return what ``Controller.waits`` does. Raises RayError or TimeoutError where the controller does not answer."""

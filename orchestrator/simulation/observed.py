@@ -147,7 +147,7 @@ class Observed:
         at = event.at
         match effect:
             case f.PlaceIsland():
-                self.lives[effect.island, effect.incarnation] = ObservedIncarnation(at)
+                self.lives[effect.island, effect.incarnation] = ObservedIncarnation(at + effect.wait_s)
             case f.BeginCatchUp():
                 self.lives[effect.island, effect.incarnation].state_asked_at = at
                 self.catch_ups += 1

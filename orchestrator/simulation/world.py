@@ -432,7 +432,8 @@ def _place(world: World, effect: f.PlaceIsland) -> None:
         world.answer(host, e.IslandPlaced(world.now, effect.island, effect.incarnation, effect.node_group, pid))
         world.links.make_ready(host)
 
-    world.later(world.draw(world.plan.place_s) if life.place_s is None else life.place_s, answer)
+    place_s = world.draw(world.plan.place_s) if life.place_s is None else life.place_s
+    world.later(effect.wait_s + place_s, answer)
 
 
 def _take_standby(world: World, effect: f.PlaceIsland, standby: tuple[IslandId, Incarnation]) -> None:

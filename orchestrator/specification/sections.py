@@ -473,6 +473,9 @@ class RecoverySection(Section):
     A state from one donor belongs to one boundary. With several donors each sends fragment after fragment, at its own
     boundaries: a large state arrives sooner and costs each donor less. A donor sends at most ``donor_bytes_per_s`` on
     average to all receivers together; at that rate a fragment with its moments must take less than five minutes.
+
+    Once a standby has taken an island's place, the next standby is made after ``standby_wait_s``, so that its start takes no
+    processor time from the island's first steps.
     """
 
     suspect_timeout_s: Timeout = 30.0
@@ -486,6 +489,7 @@ class RecoverySection(Section):
     first_step_limit_s: Timeout = 1800.0
     donors_max: IslandCount = 1
     donor_bytes_per_s: BytesPerSecond | None = None
+    standby_wait_s: Wait = 3.0
 
 
 class CheckpointsSection(Section):

@@ -95,6 +95,15 @@ def test_a_lost_island_goes_on_as_the_standbys_process_and_another_standby_is_pl
     assert tale.core.state.islands["b"].steps_before == 5  # its data goes on where it was
 
 
+def test_the_next_standby_waits_until_the_island_has_made_its_first_steps() -> None:
+    tale = ready(standby_wait_s=3.0)
+    took, placed = all_of(PlaceIsland, tale.dies("b"))
+    assert (took.wait_s, placed.wait_s) == (0.0, 3.0)
+    assert tale.island("spare").reason == "its process is b now; placing again in 3 s"
+    again = all_of(PlaceIsland, tale.happen(events.SynchroniserRestarted, 2))
+    assert [(place.island, place.wait_s) for place in again if place.island == "spare"] == [("spare", 0.0)]
+
+
 def test_an_island_that_waits_for_a_node_goes_on_as_a_standbys_process_at_once() -> None:
     tale = Tale()
     tale.starts("a", "b")

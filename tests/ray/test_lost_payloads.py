@@ -117,6 +117,20 @@ class BusyController:
         raise InternalError("the test ends")
 
 
+def test_an_island_that_is_ended_while_it_waits_to_be_placed_is_not_placed(
+    interpreter: Interpreter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    placed: list[tuple[IslandId, Incarnation]] = []
+    monkeypatch.setattr(interpreter, "_place", lambda island, incarnation, _: placed.append((island, incarnation)))
+    monkeypatch.setattr(interpreter, "_end_for_certain", lambda *_: None)
+    here, first, second = IslandId("here"), Incarnation(1), Incarnation(2)
+    interpreter.act(f.PlaceIsland(here, first, NodeGroupId("here"), "", wait_s=0.1))
+    interpreter.act(f.StopIsland(here, first, ""))
+    interpreter.act(f.PlaceIsland(here, second, NodeGroupId("here"), "", wait_s=0.2))
+    wait_until(lambda: placed)
+    assert placed == [(here, second)]
+
+
 def test_islands_beyond_what_the_controller_works_on_wait_where_no_deadline_runs(
     port: object, shard: ParameterShard, tmp_path: Path
 ) -> None:

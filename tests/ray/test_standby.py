@@ -47,6 +47,8 @@ def test_a_standbys_process_becomes_the_island_and_remains_it_through_the_deaths
     assert [e.donor for e in job.events(CaughtUp, "us-west") if e.incarnation == 2] == ["us-east"]
 
     job.wait_for_state("us-east-standby", "standby", incarnation=2)
+    [waited] = [p for p in effects_of(job, PlaceIsland) if (p.island, p.incarnation) == ("us-east-standby", 2)]
+    assert job.at_of(events.IslandPlaced, "us-east-standby", 2) - lost_at > waited.wait_s > 0.0
     os.kill(job.pid_of_synchroniser(), signal.SIGKILL)
     job.wait_until(lambda: job.answers() and job.restarts(), "the synchroniser's return")
     version = job.status()["view"]["global_version"]

@@ -449,4 +449,5 @@ def _with_standbys(
         for _ in range(random.randint(1, 6) if whom else 0)
     )
     faults = tuple(sorted((*plan.faults, *more), key=lambda fault: (fault.at, fault.island, fault.kind)))
-    return replace(policy, standbys=standbys), replace(plan, faults=faults)
+    wait_s = random.choice((0.0, random.uniform(0.0, 3.0)))
+    return replace(policy, standbys=standbys, standby_wait_s=wait_s), replace(plan, faults=faults)
