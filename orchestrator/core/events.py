@@ -12,7 +12,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from orchestrator.core.commands import OperatorCommand
-from orchestrator.core.messages import Broken, CarriedReport, Evaluated, EventReport, NotEvaluated
+from orchestrator.core.messages import (
+    Broken,
+    CarriedReport,
+    Evaluated,
+    EventReport,
+    NotEvaluated,
+    Preference,
+    SourceLoss,
+)
 from orchestrator.core.saving import SavingEvent
 from orchestrator.core.vocabulary import (
     NO_INCARNATION,
@@ -27,9 +35,7 @@ from orchestrator.core.vocabulary import (
     Instant,
     IslandId,
     PayloadId,
-    Preference,
     RefusalReason,
-    SourceLoss,
     Timer,
     Version,
 )

@@ -27,7 +27,16 @@ from orchestrator.core.events import ConnectionLost, SynchroniserRestarted
 from orchestrator.core.messages import CaughtUp, Drained
 from orchestrator.core.salvage import changed_settings
 from orchestrator.core.saving import BeginCheckpoint
-from orchestrator.core.vocabulary import CloseReason, Epoch, FragmentId, GraceTimer, IslandId, JobPhase, Version
+from orchestrator.core.vocabulary import (
+    CloseReason,
+    Epoch,
+    FragmentId,
+    GraceTimer,
+    IslandId,
+    JobPhase,
+    Schedule,
+    Version,
+)
 from orchestrator.errors import DataError
 from orchestrator.host.state_view import core_status
 from orchestrator.replica.replica import Replica, ReplicaPolicy
@@ -150,9 +159,7 @@ def test_settings_survive_the_synchroniser_and_the_tape_is_decided_again_as_it_w
 
 def test_a_replica_offers_by_the_interval_that_it_was_given_last() -> None:
     replica = Replica(
-        ReplicaPolicy(
-            fragment_count=1, interval_steps=4, adoption="rebase", tokens_per_schedule_step=1, snapshots_max=None
-        )
+        ReplicaPolicy(schedule=Schedule(1, 4), adoption="rebase", tokens_per_schedule_step=1, snapshots_max=None)
     )
     replica.hold((Version(0),), 0)
     replica.start()
