@@ -19,8 +19,8 @@ from typing import Any, Protocol, cast, runtime_checkable
 
 import numpy as np
 
-from orchestrator.core.messages import Broken, Preference, SourceLoss
-from orchestrator.core.vocabulary import NO_FLAWS, DataFlaws, FailureExtent
+from orchestrator.core.messages import Broken
+from orchestrator.core.vocabulary import NO_FLAWS, DataFlaws, FailureExtent, Preference, SourceLoss
 from orchestrator.errors import ConfigurationError, UnreadableData, in_words
 from orchestrator.parameters.pieces import Roles
 from orchestrator.replica.work import ExpertLoad

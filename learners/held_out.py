@@ -29,7 +29,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from learners.contract import Batch, HeldOutLoss
-from orchestrator.core.messages import SourceLoss
+from orchestrator.core.vocabulary import SourceLoss
 
 DIGEST_BITS = 64
 

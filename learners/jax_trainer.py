@@ -33,7 +33,7 @@ from learners.models.model import pairs
 from learners.optimizer_settings import DescentCheck
 from learners.outbox import LOWEST_NICENESS, lower_priority
 from learners.text import Text
-from orchestrator.core.messages import Preference
+from orchestrator.core.vocabulary import Preference
 from orchestrator.errors import DataError
 from orchestrator.parameters.pieces import Piece, Roles, Shape, joined, piece_named, taken
 from orchestrator.replica.work import ExpertLoad

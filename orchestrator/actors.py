@@ -24,8 +24,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Protocol, TypedDict, TypeVar
 
 from orchestrator.core.commands import ChangedSettings
-from orchestrator.core.messages import Announcement, IslandHoldings, IslandReport, Preference, SourceLoss
-from orchestrator.core.vocabulary import Epoch, FragmentId, IslandId, ScheduleAnchor, Version
+from orchestrator.core.messages import Announcement, IslandHoldings, IslandReport
+from orchestrator.core.vocabulary import Epoch, FragmentId, IslandId, Preference, ScheduleAnchor, SourceLoss, Version
 from orchestrator.parameters.pieces import Roles, Shape
 from orchestrator.parameters.tensors import Tensors
 from orchestrator.system.logbook import Logbook

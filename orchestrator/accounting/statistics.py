@@ -39,16 +39,7 @@ from orchestrator.core import effects as f
 from orchestrator.core import events as e
 from orchestrator.core.effects import Evaluate
 from orchestrator.core.events import EvaluationCompleted, EvaluationFailed
-from orchestrator.core.messages import (
-    CarriedReport,
-    CatchUpFailure,
-    CaughtUp,
-    Drained,
-    Flushed,
-    Preference,
-    Progress,
-    SourceLoss,
-)
+from orchestrator.core.messages import CarriedReport, CatchUpFailure, CaughtUp, Drained, Flushed, Progress
 from orchestrator.core.saving import JobSalvaged
 from orchestrator.core.vocabulary import (
     NO_FLAWS,
@@ -59,7 +50,9 @@ from orchestrator.core.vocabulary import (
     IslandId,
     IslandState,
     JobPolicy,
+    Preference,
     SourceFlaws,
+    SourceLoss,
 )
 
 STALENESS_BOUNDS = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0)

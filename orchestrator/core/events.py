@@ -12,15 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from orchestrator.core.commands import OperatorCommand
-from orchestrator.core.messages import (
-    Broken,
-    CarriedReport,
-    Evaluated,
-    EventReport,
-    NotEvaluated,
-    Preference,
-    SourceLoss,
-)
+from orchestrator.core.messages import Broken, CarriedReport, Evaluated, EventReport, NotEvaluated
 from orchestrator.core.saving import SavingEvent
 from orchestrator.core.vocabulary import (
     NO_INCARNATION,
@@ -35,7 +27,9 @@ from orchestrator.core.vocabulary import (
     Instant,
     IslandId,
     PayloadId,
+    Preference,
     RefusalReason,
+    SourceLoss,
     Timer,
     Version,
 )

@@ -26,27 +26,12 @@ from orchestrator.core.vocabulary import (
     Incarnation,
     IslandId,
     Life,
+    Preference,
     ScheduleAnchor,
+    SourceLoss,
     Version,
     payload_id,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class SourceLoss:
-    """The held-out loss on one source of the data: nats per token, and bits per byte of its text, if that is known."""
-
-    source: str
-    loss: float
-    bits_per_byte: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class Preference:
-    """Held-out pairs of answers prefer the chosen one in this share of cases, by this mean margin in nats."""
-
-    accuracy: float
-    margin: float
 
 
 @dataclass(frozen=True, slots=True)

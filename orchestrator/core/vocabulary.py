@@ -48,8 +48,7 @@ else:
     def replace(record, /, **changes):
         """Return ``dataclasses.replace(record, **changes)`` for a record whose fields are all arguments of its class.
 
-        Takes a third of the time, because the fields of a class are looked up once: replacing records is most of the
-        core's work. Type checkers see the standard library's function, and so check the names and types of the changes.
+        Takes a third of the time, which is most of the core's work, because the fields of a class are looked up once.
         """
         values_of, place_of = _layout(record.__class__)
         *values, record_class = values_of(record)
@@ -66,8 +65,7 @@ def _layout(record_class: type[Any]) -> tuple[attrgetter[tuple[Any, ...]], dict[
 
 
 UNWRITTEN_DEFAULT = MappingProxyType({"unwritten_default": True})
-"""The metadata of a message's field that a tape leaves out where it has its default: what a message grew later, and most
-jobs do not use, then changes no tape of theirs."""
+"""Metadata of a field that a tape leaves out where it has its default, so that the field changes no tape of other jobs."""
 
 
 class IslandState(StrEnum):
@@ -116,6 +114,23 @@ class FailureExtent(StrEnum):
     INCARNATION = "incarnation"
     ISLAND = "island"
     JOB = "job"
+
+
+@dataclass(frozen=True, slots=True)
+class SourceLoss:
+    """The held-out loss on one source of the data: nats per token, and bits per byte of its text, if that is known."""
+
+    source: str
+    loss: float
+    bits_per_byte: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Preference:
+    """Held-out pairs of answers prefer the chosen one in this share of cases, by this mean margin in nats."""
+
+    accuracy: float
+    margin: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -341,16 +356,6 @@ Timer = GraceTimer | IslandTimer | JobTimer
 """A deadline that the core set. Its text, ``str(timer)``, is what a tape calls it."""
 
 
-def parse_timer(text: str) -> Timer:
-    """Return the timer whose text this is. Raises ValueError where no timer has it."""
-    kind, _, subject = text.partition(":")
-    if kind == "grace":
-        return GraceTimer(FragmentId(int(subject)))
-    if kind in set(IslandTimerKind):
-        return IslandTimer(IslandTimerKind(kind), IslandId(subject))
-    return JobTimer(text)
-
-
 @dataclass(frozen=True, slots=True)
 class WeightedPayload:
     """One input of a merge. ``weight`` is positive; the weights of one merge sum to one."""
@@ -469,14 +474,11 @@ def quorum_of(quorum: int, ratio: float, training_count: int) -> int:
 
 
 class Schedule(NamedTuple):
-    """The staggered schedule of fragments, which the core, islands and the accounts share.
+    """The staggered schedule of fragments. Source: Streaming DiLoCo, arXiv:2501.18512; Decoupled DiLoCo, arXiv:2604.21428.
 
     Fragment p is due at every logical step t ≥ 1 with t ≡ offset_p (mod H), offset_p = ⌊p·H / P⌋. With P = H one fragment is
-    due at every step; with P = 1 the whole model every H steps. Source: Streaming DiLoCo, arXiv:2501.18512 (staggered
-    fragments); Decoupled DiLoCo, arXiv:2604.21428.
-
-    A mixture's routers may have a shorter period N, ``router_interval_steps``. They are the last fragment then, and the
-    others share H as if there were only P - 1. The routers are due halfway between two of these (0263).
+    due at every step; with P = 1 the whole model every H steps. A mixture's routers may have a shorter period N: they are
+    the last fragment then, due at t ≡ 1 (mod N), and the others share H as if there were only P - 1 (0263).
     """
 
     fragment_count: int
@@ -498,15 +500,16 @@ class Schedule(NamedTuple):
         return after + 1 + (offset - after - 1) % period
 
     def due(self, previous_step: int, step: int) -> tuple[FragmentId, ...]:
-        """Return the fragments with a due point in (previous_step, step], earliest due point first.
+        """Return the fragments with a due point in (previous_step, step], each once, by their first due point there.
 
-        The logical clock may jump when a newer version is adopted, so there may be more than one step between the two. A
-        fragment that was due several times in the gap is named once.
+        The logical clock may jump when a newer version is adopted, so there may be more than one step between the two.
         """
         if step - previous_step < _steps_to_any(self, previous_step % lcm(self[1], self[2] or 1)):
             return ()
-        points = [(self.next_due(p, previous_step), p) for p in map(FragmentId, range(self.fragment_count))]
-        return tuple(fragment for point, fragment in sorted(points) if point <= step)
+        points = sorted(
+            (self.next_due(FragmentId(p), previous_step), FragmentId(p)) for p in range(self.fragment_count)
+        )
+        return tuple(fragment for point, fragment in points if point <= step)
 
 
 @lru_cache(maxsize=64)
@@ -514,7 +517,7 @@ def _places(schedule: Schedule) -> tuple[tuple[int, int], ...]:
     """Return each fragment's period, and its place in it, in steps."""
     interval, of_routers, count = schedule.interval_steps, schedule.router_interval_steps, schedule.shared_count
     shared = tuple((interval, p * interval // count) for p in range(count))
-    return shared if of_routers is None else (*shared, (of_routers, interval // (2 * count) % of_routers))
+    return shared if of_routers is None else (*shared, (of_routers, 1 % of_routers))
 
 
 @lru_cache(maxsize=4096)
@@ -553,8 +556,7 @@ class JobPolicy:
     evaluation              how Θ is measured; without a limit, beside the islands, and not at first on older tapes
     outer_rate              how the outer learning rate rises and falls; not at all on older tapes
     step_limits             when an island counts as hung; a tape has them where they are not the default
-    leaving_closes          a round closes on what it holds once all islands that could contribute are leaving; on older
-                            tapes it waits for others
+    leaving_closes          a round closes on what it holds once all islands that could contribute leave; not on older tapes
     router_interval_steps   N: the last fragment has a mixture's routers alone, and this period; None: none has
 
     Source: Decoupled DiLoCo, arXiv:2604.21428 (quorum, grace window); the rest is ours.

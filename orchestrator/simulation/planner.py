@@ -310,7 +310,12 @@ def _plan(fleet: Fleet, settings: SyncSettings, standbys: int) -> Plan:
     due_a_step += of_routers / (settings.router_interval_steps or settings.interval_steps)
     bits_per_s = due_a_step * bits_of(codec) / fleet.step_s
     shard = shard_bytes_per_parameter(
-        fleet.islands, settings.fragments, codec, codec, moments=fleet.outer_moments, clips=fleet.outer_clips
+        fleet.islands,
+        settings.schedule.shared_count,
+        codec,
+        codec,
+        moments=fleet.outer_moments,
+        clips=fleet.outer_clips,
     )
     return Plan(
         settings,

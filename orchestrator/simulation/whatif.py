@@ -286,9 +286,11 @@ def _together(after: Settings, values: Mapping[str, Any], written: Mapping[str, 
         yield Problem(written["quorum"], message, f"Lower it to {islands} or less.")
     if changed := [name for field, name in written.items() if field in values and field in SCHEDULE]:
         for problem in policy_source.schedule_problems(policy.schedule, policy.overlap_steps, ""):
-            name = written.get(problem.path)
-            message = problem.message if name else f"does not go with {problem.path}, which {problem.message}"
-            yield Problem(name or changed[0], message, problem.remedy)
+            if name := written.get(problem.path):
+                yield replace(problem, path=name)
+            else:
+                message = f"does not go with {problem.path}, which {problem.message}"
+                yield Problem(changed[0], message, f"Choose another value, or change {problem.path} as well.")
     if values.keys() & {"adoption", "staleness_max"} and after.adoption == "rebase" and policy.staleness_max:
         name = written.get("staleness_max") or written["adoption"]
         message = f"gives staleness_max {policy.staleness_max} with adoption rebase, which would count work twice."

@@ -133,7 +133,7 @@ def shard_bytes_per_parameter(
     state = FLOAT32_BYTES * (1 + moments + lossy)
     update = CODE_BYTES[down] if lossy else 0.0
     merging = island_count * CODE_BYTES[up] + FLOAT32_BYTES * (1 + clips) + state + update
-    at_once = min(FRAGMENTS_AT_ONCE, fragment_count) / fragment_count
+    at_once = min(FRAGMENTS_AT_ONCE, fragment_count) / fragment_count  # routers, if they are apart, are few
     return state * (1 + staleness_max) + update + merging * at_once + HEAP_BYTES
 
 
@@ -195,7 +195,7 @@ def demand_of(spec: JobSpec, parameter_count: int) -> MemoryDemand:
     sync, frozen = spec.synchroniser, frozen_bytes_of(spec)
     shard = shard_bytes_per_parameter(
         spec.island_count,
-        sync.fragments,
+        sync.schedule.shared_count,
         sync.wire.up,
         sync.wire.down,
         moments=sync.outer_optimizer.moment_count,

@@ -111,6 +111,19 @@ def test_a_longer_interval_moves_the_point_from_which_a_contribution_is_on_time(
     assert folded.merges[FragmentId(0), Version(1)].opened_at == story.now
 
 
+def test_an_interval_must_stay_above_that_of_the_routers() -> None:
+    story = Story("a", fragment_count=2, router_interval_steps=3)
+    story.starts("a")
+    refused = changed(story, sync_interval_steps=3)
+    assert not refused.accepted
+    assert "must be 4 to 1,000,000 inner steps, above synchroniser.router_interval_steps (3)" in refused.detail
+    assert changed(story, sync_interval_steps=8).accepted
+    assert the(MergeFragment, story.offers_fragment("a", fragment=1, step=1)).step == 1
+    story.merges(1, 1)
+    assert not all_of(MergeFragment, story.offers_fragment("a", fragment=1, step=3))
+    assert the(MergeFragment, story.offers_fragment("a", fragment=1, step=4)).step == 4, "routers keep their period"
+
+
 @pytest.mark.parametrize(
     ("wanted", "refusal"),
     [
@@ -171,6 +184,20 @@ def test_a_replica_offers_by_the_interval_that_it_was_given_last() -> None:
             offered.append(replica.step)
     assert offered == [6, 12]
     assert replica.next_step[1] == 0.5
+
+
+def test_a_replica_offers_routers_by_their_own_period_whatever_the_interval() -> None:
+    replica = Replica(ReplicaPolicy(Schedule(2, 8, 3), "rebase", 1, None))
+    replica.hold((Version(0), Version(0)), 0)
+    replica.start()
+    offered: dict[int, list[int]] = {0: [], 1: []}
+    for _ in range(24):
+        if replica.step == 16:
+            replica.adjust(1.0, 4)
+        replica.step_taken(1)
+        for action in replica.boundary().actions:
+            offered[action.report.fragment].append(replica.step)  # type: ignore[union-attr]
+    assert offered == {0: [8, 16, 20, 24], 1: list(range(1, 25, 3))}
 
 
 def test_the_newest_settings_that_islands_or_the_checkpoint_know_go_on_after_a_salvage() -> None:

@@ -331,8 +331,15 @@ class Rounds:
         """Who contributed at or after the first due point past the last merge; everybody, when the job ends."""
         if self._islands.ending:
             return current.open.keys()
-        interval, due_step = self._policy.sync_interval_steps, current.step + 1
-        while (due_step - current.fragment * interval // self._policy.fragment_count) % interval:
+        policy, due_step = self._policy, current.step + 1
+        period, place, count = policy.sync_interval_steps, 0, policy.fragment_count
+        if policy.router_interval_steps is not None:
+            count -= 1
+        if current.fragment == count:  # the routers
+            place, period = 1, policy.router_interval_steps
+        else:
+            place = current.fragment * period // count
+        while (due_step - place) % period:
             due_step += 1
         return {island for island, c in current.open.items() if c.step >= due_step}
 
