@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from math import lcm
-
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -37,24 +35,24 @@ def test_routers_are_due_more_often_and_not_with_the_other_fragments() -> None:
     }
 
 
-@given(TWO_PERIODS)
-def test_the_other_fragments_are_due_as_if_there_were_no_routers(schedule: Schedule) -> None:
+@given(TWO_PERIODS, st.integers(0, 500))
+def test_the_other_fragments_are_due_as_if_there_were_no_routers(schedule: Schedule, start: int) -> None:
     others = Schedule(schedule.fragment_count - 1, schedule.interval_steps)
     routers = schedule.fragment_count - 1
-    for t in range(1, lcm(*schedule[1:]) + 1 if lcm(*schedule[1:]) < 300 else 300):
-        due = schedule.due(t - 1, t)
-        assert tuple(p for p in due if p != routers) == others.due(t - 1, t)
+    for t in range(start + 1, start + 41):
+        assert tuple(p for p in schedule.due(t - 1, t) if p != routers) == others.due(t - 1, t)
 
 
-@given(SCHEDULES, st.integers(0, 500))
-def test_every_fragment_is_due_once_in_each_of_its_periods_wherever_it_begins(schedule: Schedule, start: int) -> None:
+@given(SCHEDULES, st.integers(0, 500), st.data())
+def test_a_fragment_is_due_once_in_each_of_its_periods_wherever_it_begins(
+    schedule: Schedule, start: int, data: st.DataObject
+) -> None:
     count, interval, of_routers = schedule
-    for fragment in range(count):
-        period = of_routers if of_routers and fragment == count - 1 else interval
-        assert schedule.period(fragment) == period
-        points = [t for t in range(start + 1, start + 2 * period + 1) if fragment in schedule.due(t - 1, t)]
-        assert len(points) == 2
-        assert points[1] - points[0] == period
+    fragment = data.draw(st.sampled_from((0, count // 2, count - 1)))
+    period = of_routers if of_routers and fragment == count - 1 else interval
+    assert schedule.period(fragment) == period
+    first, second = (t for t in range(start + 1, start + 2 * period + 1) if fragment in schedule.due(t - 1, t))
+    assert second - first == period
 
 
 @given(ONE_PERIOD)

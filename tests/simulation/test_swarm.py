@@ -327,7 +327,7 @@ def _forgets_the_routers(monkeypatch):
         (_forgets_who_stands_by, "no island waits while a standby of its kind stands by", 4),
         (_takes_who_is_silent, "only who stands by takes a place, and one of its kind", 25),
         (_asks_one_donor_twice, "donors are different islands, and no more than the policy has", 8),
-        (_forgets_the_routers, "a round waits for somebody", ROUTERS_FROM_SEED),
+        (_forgets_the_routers, "a round waits for somebody", ROUTERS_FROM_SEED + 1),
         (_waits_for_who_leaves, "a round waits for an island that leaves", 1009),
         (_gives_up_too_late, "a lost island waits out its back-off, or was given up after restarts_max", 12),
     ],
