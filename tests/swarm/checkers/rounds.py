@@ -332,13 +332,12 @@ class Rounds:
         if self._islands.ending:
             return current.open.keys()
         policy, due_step = self._policy, current.step + 1
-        period, place, count = policy.sync_interval_steps, 0, policy.fragment_count
-        if policy.router_interval_steps is not None:
-            count -= 1
-        if current.fragment == count:  # the routers
-            place, period = 1, policy.router_interval_steps
+        period, own = policy.sync_interval_steps, policy.router_interval_steps
+        shared_count = policy.fragment_count - (own is not None)
+        if own is not None and current.fragment == shared_count:
+            period, place = own, 1
         else:
-            place = current.fragment * period // count
+            place = current.fragment * period // shared_count
         while (due_step - place) % period:
             due_step += 1
         return {island for island, c in current.open.items() if c.step >= due_step}
