@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from orchestrator.core.vocabulary import Schedule
 
-ONE_PERIOD = st.builds(Schedule, st.integers(1, 30), st.integers(1, 60))
+ONE_PERIOD = st.builds(Schedule, st.integers(1, 30), st.integers(1, 60), st.none())
 TWO_PERIODS = st.builds(
     lambda count, of_routers, more: Schedule(count, of_routers + more, of_routers),
     st.integers(2, 30),
