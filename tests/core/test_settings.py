@@ -24,7 +24,7 @@ from orchestrator.core.effects import (
     StopIsland,
 )
 from orchestrator.core.events import ConnectionLost, SynchroniserRestarted
-from orchestrator.core.messages import CaughtUp, Drained
+from orchestrator.core.messages import CaughtUp, Drained, Offer
 from orchestrator.core.salvage import changed_settings
 from orchestrator.core.saving import BeginCheckpoint
 from orchestrator.core.vocabulary import (
@@ -39,7 +39,7 @@ from orchestrator.core.vocabulary import (
 )
 from orchestrator.errors import DataError
 from orchestrator.host.state_view import core_status
-from orchestrator.replica.replica import Replica, ReplicaPolicy
+from orchestrator.replica.replica import Publication, Replica, ReplicaPolicy
 from orchestrator.specification.config import parse_job
 from orchestrator.tape.driver import MemorySink
 from orchestrator.tape.replay import replay
@@ -195,8 +195,11 @@ def test_a_replica_offers_routers_by_their_own_period_whatever_the_interval() ->
         if replica.step == 16:
             replica.adjust(1.0, 4)
         replica.step_taken(1)
-        for action in replica.boundary().actions:
-            offered[action.report.fragment].append(replica.step)  # type: ignore[union-attr]
+        for offer in replica.boundary().reports():
+            if isinstance(offer, Offer):
+                offered[offer.fragment].append(replica.step)
+                merged = Publication(offer.fragment, Version(offer.base_version + 1), offer.step, offer.offer)
+                replica.publication_arrived(merged)
     assert offered == {0: [8, 16, 20, 24], 1: list(range(1, 25, 3))}
 
 
