@@ -130,7 +130,7 @@ def test_routers_that_cannot_merge_more_often_are_refused(changes: dict[str, Any
 
 @pytest.mark.parametrize("targets", [None, ["router"]])
 def test_a_mixtures_routers_may_merge_more_often(targets: list[str] | None) -> None:
-    trainable = {} if targets is None else {"trainable": {"lora": {"targets": targets}}}
+    trainable = {} if targets is None else {"trainable": {"lora": {"rank": 4, "targets": targets}}}
     document = {**SMALLEST, "model": {"preset": "moe-20m"}, "synchroniser": {"router_interval_steps": 8}, **trainable}
     spec = parse_job(document)
     assert spec.policy().schedule == spec.synchroniser.schedule == (8, 24, 8)
