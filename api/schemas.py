@@ -154,7 +154,8 @@ class Job(JobFacts, JobSummary):
     resumed_from: str | None = Field(default=None, description="the checkpoint that the job resumed from")
     wire: dict[str, str] = Field(default={}, description="the codecs: `up` for contributions, `down` for updates")
     schedule: dict[str, int] = Field(
-        default={}, description="fragments, interval_steps and overlap_steps of the specification"
+        default={},
+        description="fragments, interval_steps, overlap_steps and, if set, router_interval_steps of the specification",
     )
     helpers: list[Helper] = Field(default=[], description="the job's other processes; empty until it has answered")
     upgrade: str = Field(default="", description="the release of this service, if it is newer than that of the job")

@@ -51,7 +51,7 @@ from orchestrator.errors import (
     first_line,
 )
 from orchestrator.specification.bounds import Name
-from orchestrator.specification.config import read_document
+from orchestrator.specification.documents import read_document
 from orchestrator.specification.validation import problems_of
 from orchestrator.system.disk import LocalDisk
 from orchestrator.system.plain import has_secret

@@ -180,6 +180,7 @@ def loop_plan(spec: IslandSpec, fragments: tuple[tuple[str, ...], ...], rank: in
     return LoopPlan(
         fragments=fragments,
         interval_steps=sync.interval_steps,
+        router_interval_steps=sync.router_interval_steps,
         adoption=sync.adoption,
         mix_alpha=sync.mix_alpha,
         tokens_per_schedule_step=spec.job.tokens_per_schedule_step,

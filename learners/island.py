@@ -468,7 +468,8 @@ class Island:
         recovery, transport = spec.job.recovery, spec.job.transport
         self._of_one_boundary = recovery.donors_max == 1 and recovery.donor_bytes_per_s is None
         shapes = trainer.tensor_shapes()
-        fragments = fragment_map.build(shapes, spec.job.synchroniser.fragments, trainer.roles())
+        sync = spec.job.synchroniser
+        fragments = fragment_map.build(shapes, sync.fragments, trainer.roles(), sync.routers_apart)
         sizes = fragment_map.sizes(fragments, shapes)
         self._peers = Peers(self._handed_over, recovery.donor_bytes_per_s, sizes)
         largest = state_transfer.STATE_BYTES_PER_PARAMETER * max(sizes)

@@ -67,7 +67,8 @@ def _model(spec: IslandSpec, texts: list[Text]) -> dict[str, Any]:
     if isinstance(text := getattr(trainer, "text", None), Text):
         texts.append(text)
     shapes = dict(trainer.tensor_shapes())
-    fragments = fragment_map.build(shapes, spec.job.synchroniser.fragments, trainer.roles())
+    sync = spec.job.synchroniser
+    fragments = fragment_map.build(shapes, sync.fragments, trainer.roles(), sync.routers_apart)
     sizes = fragment_map.sizes(fragments, shapes)
     if hasattr(trainer, "trace"):
         trainer.trace()

@@ -41,6 +41,7 @@ from orchestrator.core.vocabulary import (
     Incarnation,
     IslandId,
     MergedOffer,
+    Schedule,
     ScheduleAnchor,
     StepLimits,
     Version,
@@ -78,7 +79,7 @@ nobody knows its tokens. Each report is a line of the tape, and twice as many br
 @dataclass(frozen=True, slots=True)
 class LoopPlan:
     """``fragments[p]`` names the pieces of fragment p; ``interval_steps`` is H; ``mix_alpha`` is α, the weight of the own
-    ones.
+    ones. ``router_interval_steps`` is the period of the last fragment if it has the routers alone.
 
     ``rank`` is this process's rank in an island of several hosts; None for an island of one process.
     ``step_limits`` apply to a loop with a thread of its own.
@@ -94,6 +95,7 @@ class LoopPlan:
     rank: int | None = None
     step_limits: StepLimits = UNWATCHED
     ramp: BatchRamp = NO_RAMP
+    router_interval_steps: int | None = None
     tokens_per_schedule_step: int = field(kw_only=True)
 
     @property
@@ -103,8 +105,7 @@ class LoopPlan:
     @property
     def policy(self) -> ReplicaPolicy:
         return ReplicaPolicy(
-            fragment_count=len(self.fragments),
-            interval_steps=self.interval_steps,
+            schedule=Schedule(len(self.fragments), self.interval_steps, self.router_interval_steps),
             adoption=self.adoption,
             tokens_per_schedule_step=self.tokens_per_schedule_step,
             snapshots_max=SNAPSHOTS_MAX[self.adoption],

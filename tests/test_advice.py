@@ -11,7 +11,8 @@ import pytest
 from orchestrator.errors import Problem
 from orchestrator.simulation.advice import advice
 from orchestrator.simulation.line_advice import Line
-from orchestrator.specification.config import parse_job, read_document
+from orchestrator.specification.config import parse_job
+from orchestrator.specification.documents import read_document
 
 CONFIGS = Path(__file__).parent.parent / "deploy" / "configs"
 SYNTHETIC = "learners.synthetic:create"

@@ -13,9 +13,11 @@ from pydantic import BaseModel
 from orchestrator.core.vocabulary import HealthPolicy
 from orchestrator.errors import ConfigurationError, InvalidJobSpec
 from orchestrator.models import trainable
+from orchestrator.parameters.pieces import is_router
 from orchestrator.simulation import spec as simulation
 from orchestrator.specification.bounds import Section
 from orchestrator.specification.config import JobSpec, parse_job, read_job_document
+from orchestrator.specification.training_sections import routers_of
 from orchestrator.status import Facts, JobStatus
 from tests.documents import DOCS, blocks
 
@@ -105,6 +107,36 @@ def test_shards_that_could_not_share_the_fragments_are_refused(
     section: dict[str, object], path: str, words: str
 ) -> None:
     assert words in problems({**SMALLEST, "synchroniser": section})[path]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({}, "the job trains no routers"),
+        ({"trainer": {"kind": "synthetic"}}, "the job trains no routers"),
+        ({"model": {"preset": "moe-20m"}, "trainable": {"lora": {"targets": ["all-linear"]}}}, "trains no routers"),
+        ({"model": {"preset": "moe-20m"}, "synchroniser": {"router_interval_steps": 4}}, "above overlap_steps (4)"),
+        ({"model": {"preset": "moe-20m"}, "synchroniser": {"router_interval_steps": 24}}, "below interval_steps (24)"),
+        (
+            {"model": {"preset": "moe-20m"}, "synchroniser": {"router_interval_steps": 8, "fragments": 1}},
+            "Raise fragments to 2",
+        ),
+    ],
+)
+def test_routers_that_cannot_merge_more_often_are_refused(changes: dict[str, Any], words: str) -> None:
+    document = {**SMALLEST, "synchroniser": {"router_interval_steps": 8}, **changes}
+    assert words in problems(document)["synchroniser.router_interval_steps"]
+
+
+@pytest.mark.parametrize("targets", [None, ["router"]])
+def test_a_mixtures_routers_may_merge_more_often(targets: list[str] | None) -> None:
+    trainable = {} if targets is None else {"trainable": {"lora": {"rank": 4, "targets": targets}}}
+    document = {**SMALLEST, "model": {"preset": "moe-20m"}, "synchroniser": {"router_interval_steps": 8}, **trainable}
+    spec = parse_job(document)
+    assert spec.policy().schedule == spec.synchroniser.schedule == (8, 24, 8)
+    assert spec.trained_shapes is not None
+    of_routers = {name for name in spec.trained_shapes if is_router(name)}
+    assert set(routers_of(spec.trained_shapes)) == of_routers != set()
 
 
 def test_how_long_an_evaluation_may_take_is_by_who_stands_still_for_it() -> None:

@@ -49,6 +49,7 @@ NOT_DRAWN = {
 }
 """Settings that the swarm leaves at their defaults, and why: a new setting is drawn, or stands here with its reason."""
 SEEDS = [*range(60), *range(configurations.HANGS_FROM_SEED, configurations.HANGS_FROM_SEED + 60)]
+SEEDS += range(configurations.ROUTERS_FROM_SEED, configurations.ROUTERS_FROM_SEED + 4)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +113,7 @@ def test_every_setting_of_when_and_with_whom_fragments_merge_can_be_tried(path: 
     name = next(name for name, of_policy in whatif.SETTINGS.items() if of_policy == path)
     before = whatif.Settings(sample_policy(4), "replace")
     usual = _value(before.policy, path)
-    value = usual + 1 if isinstance(usual, int) else 3.0 if usual is None or usual >= 1.0 else 0.25
+    value = 3 if usual is None else usual + 1 if isinstance(usual, int) else 3.0 if usual >= 1.0 else 0.25
     after = whatif.apply(before, {name: str(value)})
     assert _value(after.policy, path) == value
     assert name in whatif.names()

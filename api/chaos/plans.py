@@ -22,8 +22,8 @@ from orchestrator.errors import ConfigurationError, NotFound
 from orchestrator.parameters.codec.registry import codec
 from orchestrator.simulation import worldfile
 from orchestrator.simulation.plan import Capacity, WorldPlan
-from orchestrator.specification.config import JobSpec, parse_job, read_document
-from orchestrator.specification.documents import dump
+from orchestrator.specification.config import JobSpec, parse_job
+from orchestrator.specification.documents import dump, read_document
 from orchestrator.specification.memory_budget import parameter_count_of
 
 

@@ -204,7 +204,7 @@ def runs(
 def _started(client: Client, job: str, plan: str, reference: str | None, key: str | None = None) -> ChaosRun:
     """The run that this key began; it is begun once."""
     from api.chaos.plans import load, plan_file
-    from orchestrator.specification.config import read_document
+    from orchestrator.specification.documents import read_document
 
     file = plan_file(plan)
     seed = load(file).seed

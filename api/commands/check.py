@@ -236,6 +236,7 @@ def _facts(spec: JobSpec, result: Mapping[str, Any]) -> dict[str, Any]:
             "interval_steps": sync.interval_steps,
             "fragments": sync.fragments,
             "overlap_steps": sync.overlap_steps,
+            "router_interval_steps": sync.router_interval_steps,
             "quorum": spec.quorum,
             "wire": sync.wire.model_dump(),
             "outer_optimizer": sync.outer_optimizer.model_dump(),
@@ -252,6 +253,11 @@ def _model_name(spec: JobSpec) -> str:
     if section.decoder is not None or section.is_described_by_weights:
         return section.initial_weights or "decoder"
     return section.factory or section.preset
+
+
+def _router_words(sync: Mapping[str, Any]) -> str:
+    own = sync["router_interval_steps"]
+    return "" if own is None else f", routers every {own:,}"
 
 
 def _outer_words(outer: Mapping[str, Any]) -> str:
@@ -287,7 +293,7 @@ def _lines(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("optimizer", f"{optimizer['kind']}, lr {optimizer['lr']:g}, warm-up {optimizer['warmup_steps']:,} steps"),
         (
             "synchroniser",
-            f"every {sync['interval_steps']:,} steps (H), {sync['fragments']:,} fragments (P), overlap "
+            f"every {sync['interval_steps']:,} steps (H){_router_words(sync)}, {sync['fragments']:,} fragments (P), overlap "
             f"{sync['overlap_steps']:,}, quorum {sync['quorum']:,} of {len(islands)}, {sync['wire']['up']} up, "
             f"{sync['wire']['down']} down, {_outer_words(sync['outer_optimizer'])}",
         ),

@@ -103,7 +103,7 @@ def _is_specification(path: str) -> bool:
     if path.lower().endswith(YAML_ENDINGS):
         return True
     from orchestrator.errors import ConfigurationError
-    from orchestrator.specification.config import read_document
+    from orchestrator.specification.documents import read_document
 
     try:
         if "://" in path or Path(path).stat().st_size > SPECIFICATION_BYTES_MAX:

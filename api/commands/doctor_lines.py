@@ -38,8 +38,9 @@ from orchestrator.simulation.line_advice import (
     bits_of,
     table,
 )
-from orchestrator.specification.config import JobSpec, parse_job, read_document
-from orchestrator.specification.memory_budget import parameter_count_of
+from orchestrator.specification.config import JobSpec, parse_job
+from orchestrator.specification.documents import read_document
+from orchestrator.specification.memory_budget import parameter_count_of, router_parameter_count_of
 from orchestrator.specification.sections import SynchroniserSection
 from orchestrator.system import python_process
 from orchestrator.system.python_process import built
@@ -177,7 +178,7 @@ def _of_spec(subject: Subject, spec: JobSpec) -> tuple[Demand, SyncSettings]:
     for section in spec.islands:
         islands[section.node_group] += section.count
     demand = _demand(subject, parameter_count_of(spec), spec.synthetic.step_s if synthetic else None, islands)
-    return demand, SyncSettings.of(spec.synchroniser)
+    return demand, SyncSettings.of(spec.synchroniser, router_parameter_count_of(spec))
 
 
 def _demand(subject: Subject, parameters: float | None, step_s: float | None, islands: dict[str, int]) -> Demand:
@@ -192,7 +193,8 @@ def _demand(subject: Subject, parameters: float | None, step_s: float | None, is
 def _settings(schedule: dict[str, Any], wire: dict[str, str]) -> SyncSettings:
     """The codec is that of the two that has more bits."""
     name = max((name for name in CODEC_NAMES if name in wire.values()), key=bits_of, default=EXACT)
-    return SyncSettings(schedule["interval_steps"], schedule["overlap_steps"] or 0, schedule["fragments"], name)
+    steps, overlap = schedule["interval_steps"], schedule["overlap_steps"] or 0
+    return SyncSettings(steps, overlap, schedule["fragments"], name, schedule.get("router_interval_steps"))
 
 
 def _used(lines: list[MeasuredLine], demand: Demand) -> list[Line]:

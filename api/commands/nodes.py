@@ -424,7 +424,7 @@ def render(
 def shipped_files() -> Shipped:
     """Return the alerts and the dashboards of this release."""
     from orchestrator.kubernetes.manifests import Shipped
-    from orchestrator.specification.config import read_document
+    from orchestrator.specification.documents import read_document
 
     dashboards = {path.stem: path.read_text() for path in sorted(DASHBOARDS.glob("*.json"))}
     return Shipped(read_document(ALERTS), dashboards)

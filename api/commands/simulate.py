@@ -154,7 +154,8 @@ def plan(
     """
     from api.simulation import plan_table, plan_words, source_words
     from orchestrator.simulation import planner
-    from orchestrator.specification.config import parse_job, read_document
+    from orchestrator.specification.config import parse_job
+    from orchestrator.specification.documents import read_document
 
     typed = {
         "parameters": parameters,
@@ -234,7 +235,7 @@ def _run_spec(file: Path, seed: int | None, tape: Path | None, plot: Path | None
     from api.simulation import TapeFiles, badput_table, headline, label, systems_table
     from orchestrator.report.simulated import systems_chart
     from orchestrator.simulation import run, spec
-    from orchestrator.specification.config import read_document
+    from orchestrator.specification.documents import read_document
 
     document = read_document(file)
     parsed = spec.parse(document if seed is None else {**document, "seed": seed})

@@ -35,7 +35,7 @@ from api.installation.home import DATABASE_VARIABLE, Home
 from api.installation.service_restart import token_problem
 from api.installation.store_history import refuse_lost_store
 from orchestrator.errors import AtollError, ConfigurationError, InfrastructureError
-from orchestrator.specification.config import read_document
+from orchestrator.specification.documents import read_document
 from orchestrator.specification.memory_budget import (
     EVALUATOR_BYTES,
     island_bytes_per_parameter,

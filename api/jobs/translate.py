@@ -56,7 +56,7 @@ LAST_KNOWN = {"epoch": 1, "global_version": 0, "tokens_trained": 0}
 
 ADJUSTABLE_TRAINERS = (BUILT_IN_TRAINER, TORCH_TRAINER)
 """The trainers that step at a ratio of the schedule's learning rate."""
-SCHEDULE = ("fragments", "interval_steps", "overlap_steps")
+SCHEDULE = ("fragments", "interval_steps", "overlap_steps", "router_interval_steps")
 WAITS = "its job has not accepted it yet; the service keeps trying to deliver it"
 
 

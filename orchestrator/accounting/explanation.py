@@ -28,7 +28,6 @@ from orchestrator.core.vocabulary import (
     JobPolicy,
     RefusalReason,
     Version,
-    next_due,
 )
 
 KEEP = 4096
@@ -171,7 +170,7 @@ class Explanations:
         return _Round(version, step, self._due_step(fragment, step))
 
     def _due_step(self, fragment: FragmentId, step: int) -> int:
-        return next_due(fragment, step, self._policy.fragment_count, self._policy.sync_interval_steps)
+        return self._policy.schedule.next_due(fragment, step)
 
     def _admitted(self, c: Contribution, at: Instant) -> None:
         current = self._rounds[c.fragment]

@@ -32,7 +32,6 @@ from orchestrator.core.vocabulary import (
     IslandId,
     JobPolicy,
     Version,
-    next_due,
 )
 
 ROUND_BOUNDS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
@@ -155,7 +154,7 @@ class Merges:
         }
 
     def _due_step(self, fragment: FragmentId, step: int) -> int:
-        return next_due(fragment, step, self._policy.fragment_count, self._policy.sync_interval_steps)
+        return self._policy.schedule.next_due(fragment, step)
 
     def _note_closable(self, current: _Round, training_count: int, at: Instant) -> None:
         has_quorum = len(current.islands) >= self._policy.quorum_of(training_count)

@@ -26,6 +26,8 @@ from orchestrator.system.roots import AllowedRoots
 from orchestrator.system.run_folder import RESUMED, SPECIFICATION
 
 BYTES_MAX = 2 * MANIFEST_BYTES_MAX
+ROUTERS_APART = ("synchroniser", "router_interval_steps")
+"""Whether it is set decides how the model is cut, and its value does not."""
 SAME = (
     ("trainer",),
     ("model", "preset"),
@@ -56,12 +58,14 @@ SAME = (
     ("training", "inner_optimizer", "kind"),
     ("training", "inner_optimizer", "factory"),
     ("synchroniser", "fragments"),
+    ROUTERS_APART,
     ("synchroniser", "outer_optimizer", "kind"),
     ("synthetic", "parameters"),
 )
 """The settings on which Θ, its fragments, the islands' states and the positions in the data depend."""
 REASONS: Mapping[tuple[str, ...], str] = {
     ("model", "weights_digest"): " (what was trained only fits the frozen weights of model.initial_weights then)",
+    ROUTERS_APART: " (the routers are a fragment of their own where it is set)",
 }
 """What a difference means, where its field alone does not say it."""
 CHANGEABLE: Mapping[str, tuple[str, ...]] = {
@@ -217,6 +221,8 @@ def _at(document: Mapping[str, Any], path: tuple[str, ...]) -> Any:
         value = value.get(name) if isinstance(value, Mapping) else None
     if path == SOURCES and isinstance(value, list):  # the files are compared, not where their names came from
         value = [{key: each[key] for key in each if key != "hub"} for each in value]
+    if path == ROUTERS_APART:
+        return None if value is None else "set"
     if value is None or (path in LEFT_TO_IT and value == LEFT_TO_IT[path] and _is_of_bytes(document)):
         return LATER.get(path)
     return value

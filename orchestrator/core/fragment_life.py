@@ -41,7 +41,6 @@ from orchestrator.core.vocabulary import (
     ReleaseReason,
     RoundPhase,
     Version,
-    next_due,
     replace,
 )
 
@@ -279,8 +278,7 @@ def _due_step(state: JobState, current: FragmentRound) -> int:
     """Return the logical step from which contributions to this round are on time. When the job ends, all are."""
     if state.phase is not JobPhase.RUNNING:
         return 0
-    policy = state.policy
-    return next_due(current.fragment, current.step, policy.fragment_count, policy.sync_interval_steps)
+    return state.policy.schedule.next_due(current.fragment, current.step)
 
 
 def _publication(state: JobState, current: FragmentRound, islands: tuple[Island, ...], now: Instant) -> PublishFragment:

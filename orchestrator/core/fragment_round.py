@@ -35,9 +35,9 @@ A version behind is `late` when one more round would have caught it, and `stale_
 policy's ``staleness_max`` allows it. The default allows neither: an accepted late contribution would wait for the next
 round, where the island's own next offer replaces it.
 
-**Health.** The measure of an outlier is the update norm ‖Θ_p − θ‖, divided by the number of intervals of H steps in it if
-that is more than one: an island that missed rounds brings more work, and may be further away. Fewer steps than H count as
-H, because a state taken from a peer holds up to an interval of that peer's work. The running median is over the latest
+**Health.** The measure of an outlier is the update norm ‖Θ_p − θ‖, divided by the number of the fragment's periods (H) in it
+if that is more than one: an island that missed rounds brings more work, and may be further away. Fewer steps count as a
+period, because a state taken from a peer holds up to an interval of that peer's work. The running median is over the latest
 norms that were admitted to the fragment. It is not used before the fragment has taken ``VERSIONS_BEFORE_JUDGING`` outer
 steps: the first offers hold a few steps at a learning rate that still rises. NaN and Inf never get here
 (``parameters.validation``).
@@ -383,4 +383,4 @@ def outer_lr_ratio(policy: OuterRatePolicy, version: Version, tokens_trained: in
 
 
 def _per_interval(c: Contribution, update_norm: float, policy: JobPolicy) -> float:
-    return update_norm / max(1.0, c.step_count / policy.sync_interval_steps)
+    return update_norm / max(1.0, c.step_count / policy.schedule.period(c.fragment))

@@ -404,9 +404,11 @@ def _settings_refusal(state: JobState, request: Set) -> str | None:
     least = policy.grace_floor_steps
     if grace is not None and not least <= grace <= STEPS_MAX:
         return f"grace is {grace:g}, but must be {least:g} to {STEPS_MAX:,} inner steps: choose one between"
-    least = policy.overlap_steps + 1
+    own = policy.router_interval_steps
+    limit, field = (policy.overlap_steps, "overlap_steps") if own is None else (own, "router_interval_steps")
+    least = limit + 1
     if interval is not None and not least <= interval <= STEPS_MAX:
-        above = f"above synchroniser.overlap_steps ({policy.overlap_steps})"
+        above = f"above synchroniser.{field} ({limit})"
         return f"interval is {interval}, but must be {least} to {STEPS_MAX:,} inner steps, {above}: choose one between"
     if cost is not None and not 0 < cost <= COST_MAX:
         return f"cost is {cost:g}, but must be above 0 and at most {COST_MAX:,}: choose one between"

@@ -1,15 +1,8 @@
 """The core's vocabulary: identities, units, states, reasons and policies that every other module uses.
 
 Nothing here decides anything. Names are the glossary of docs/concepts.md; when a word is missing, add it there first.
-``replace``, the standard library's under another roof, is here because every module of the core replaces records.
-
-Units: every ``Instant`` is in seconds since the job was created, every ``Duration`` in seconds, every count of tokens or
-steps is an integer, so that conservation can be checked exactly.
-
-The staggered schedule of fragments is here because the core, islands and the accounts share it (``next_due``). Fragment p is
-due at every logical step t ≥ 1 with t ≡ offset_p (mod H), offset_p = ⌊p·H / P⌋. With P = H one fragment is due at every
-step; with P = 1 the whole model every H steps. Source: Streaming DiLoCo, arXiv:2501.18512 (staggered fragments); Decoupled
-DiLoCo, arXiv:2604.21428.
+``replace`` is here because every module of the core replaces records. Every ``Instant`` is in seconds since the job was
+created, every ``Duration`` in seconds, every count of tokens or steps an integer: conservation can be checked exactly.
 """
 
 from __future__ import annotations
@@ -17,10 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from functools import cache, lru_cache
-from math import ceil
+from math import ceil, lcm
 from operator import attrgetter
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NewType
+from typing import TYPE_CHECKING, Any, NamedTuple, NewType
 
 IslandId = NewType("IslandId", str)
 """An island, the paper's learner: one model replica with its own data shard and inner optimizer. Unique within a job."""
@@ -53,8 +46,7 @@ else:
     def replace(record, /, **changes):
         """Return ``dataclasses.replace(record, **changes)`` for a record whose fields are all arguments of its class.
 
-        Takes a third of the time, because the fields of a class are looked up once: replacing records is most of the
-        core's work. Type checkers see the standard library's function, and so check the names and types of the changes.
+        Takes a third of the time, which is most of the core's work, because the fields of a class are looked up once.
         """
         values_of, place_of = _layout(record.__class__)
         *values, record_class = values_of(record)
@@ -71,8 +63,7 @@ def _layout(record_class: type[Any]) -> tuple[attrgetter[tuple[Any, ...]], dict[
 
 
 UNWRITTEN_DEFAULT = MappingProxyType({"unwritten_default": True})
-"""The metadata of a message's field that a tape leaves out where it has its default: what a message grew later, and most
-jobs do not use, then changes no tape of theirs."""
+"""Metadata of a field that a tape leaves out where it has its default, so that the field changes no tape of other jobs."""
 
 
 class IslandState(StrEnum):
@@ -363,16 +354,6 @@ Timer = GraceTimer | IslandTimer | JobTimer
 """A deadline that the core set. Its text, ``str(timer)``, is what a tape calls it."""
 
 
-def parse_timer(text: str) -> Timer:
-    """Return the timer whose text this is. Raises ValueError where no timer has it."""
-    kind, _, subject = text.partition(":")
-    if kind == "grace":
-        return GraceTimer(FragmentId(int(subject)))
-    if kind in set(IslandTimerKind):
-        return IslandTimer(IslandTimerKind(kind), IslandId(subject))
-    return JobTimer(text)
-
-
 @dataclass(frozen=True, slots=True)
 class WeightedPayload:
     """One input of a merge. ``weight`` is positive; the weights of one merge sum to one."""
@@ -490,6 +471,59 @@ def quorum_of(quorum: int, ratio: float, training_count: int) -> int:
     return max(quorum, ceil(round(ratio * training_count, 6)))
 
 
+class Schedule(NamedTuple):
+    """The staggered schedule of fragments. Source: Streaming DiLoCo, arXiv:2501.18512; Decoupled DiLoCo, arXiv:2604.21428.
+
+    Fragment p is due at every logical step t ≥ 1 with t ≡ offset_p (mod H), offset_p = ⌊p·H / P⌋. With P = H one fragment is
+    due at every step; with P = 1 the whole model every H steps. A mixture's routers may have a shorter period N: they are
+    the last fragment then, due at t ≡ 1 (mod N), and the others share H as if there were only P - 1 (0263).
+    """
+
+    fragment_count: int
+    interval_steps: int
+    router_interval_steps: int | None = None
+
+    @property
+    def shared_count(self) -> int:
+        """Return the number of fragments that share H."""
+        return self.fragment_count - (self.router_interval_steps is not None)
+
+    def period(self, fragment: FragmentId) -> int:
+        """Return the steps between two due points of the fragment."""
+        return _places(self)[fragment][0]
+
+    def next_due(self, fragment: FragmentId, after: int) -> int:
+        """Return the fragment's first due point later than logical step ``after``."""
+        period, offset = _places(self)[fragment]
+        return after + 1 + (offset - after - 1) % period
+
+    def due(self, previous_step: int, step: int) -> tuple[FragmentId, ...]:
+        """Return the fragments with a due point in (previous_step, step], each once, by their first due point there.
+
+        The logical clock may jump when a newer version is adopted, so there may be more than one step between the two.
+        """
+        if step - previous_step < _steps_to_any(self, previous_step % lcm(self[1], self[2] or 1)):
+            return ()
+        points = sorted(
+            (self.next_due(FragmentId(p), previous_step), FragmentId(p)) for p in range(self.fragment_count)
+        )
+        return tuple(fragment for point, fragment in points if point <= step)
+
+
+@lru_cache(maxsize=64)
+def _places(schedule: Schedule) -> tuple[tuple[int, int], ...]:
+    """Return each fragment's period, and its place in it, in steps."""
+    interval, of_routers, count = schedule.interval_steps, schedule.router_interval_steps, schedule.shared_count
+    shared = tuple((interval, p * interval // count) for p in range(count))
+    return shared if of_routers is None else (*shared, (of_routers, 1 % of_routers))
+
+
+@lru_cache(maxsize=4096)
+def _steps_to_any(schedule: Schedule, place: int) -> int:
+    """Return the steps from this place in the schedule to the next due point of any fragment. Most steps need only this."""
+    return min(schedule.next_due(FragmentId(p), place) for p in range(schedule.fragment_count)) - place
+
+
 @dataclass(frozen=True, slots=True)
 class JobPolicy:
     """Everything the core may know of the job: frozen, stored in the tape's header.
@@ -520,9 +554,9 @@ class JobPolicy:
     evaluation              how Θ is measured; without a limit, beside the islands, and not at first on older tapes
     outer_rate              how the outer learning rate rises and falls; not at all on older tapes
     step_limits             when an island counts as hung; a tape has them where they are not the default
-    standby_wait_s          how long after a standby took an island's place the next one is made; at once on older tapes
-    leaving_closes          a round closes on what it holds once all islands that could contribute are leaving; on older
-                            tapes it waits for others
+    leaving_closes          a round closes on what it holds once all islands that could contribute leave; not on older tapes
+    router_interval_steps   N: the last fragment has a mixture's routers alone, and this period; None: none has
+    standby_wait_s          how long after a standby took an island's place the next is made; at once on older tapes
 
     Source: Decoupled DiLoCo, arXiv:2604.21428 (quorum, grace window); the rest is ours.
     """
@@ -554,41 +588,13 @@ class JobPolicy:
     quorum_ratio: float = field(default=0.0, metadata=UNWRITTEN_DEFAULT)
     grace_floor_steps: float = field(default=0.0, metadata=UNWRITTEN_DEFAULT)
     leaving_closes: bool = field(default=False, metadata=UNWRITTEN_DEFAULT)
+    router_interval_steps: int | None = field(default=None, metadata=UNWRITTEN_DEFAULT)
     standby_wait_s: Duration = field(default=0.0, metadata=UNWRITTEN_DEFAULT)
+
+    @property
+    def schedule(self) -> Schedule:
+        return Schedule(self.fragment_count, self.sync_interval_steps, self.router_interval_steps)
 
     def quorum_of(self, training_count: int) -> int:
         """Return K while so many islands train."""
         return quorum_of(self.quorum, self.quorum_ratio, training_count)
-
-
-@lru_cache(maxsize=64)
-def offsets(fragment_count: int, interval: int) -> tuple[int, ...]:
-    """Return each fragment's place in the interval, in steps: ⌊p·H / P⌋ for p = 0 … P - 1."""
-    return tuple(fragment * interval // fragment_count for fragment in range(fragment_count))
-
-
-def next_due(fragment: FragmentId, after: int, fragment_count: int, interval: int) -> int:
-    """Return the fragment's first due point later than logical step ``after``."""
-    return after + 1 + (offsets(fragment_count, interval)[fragment] - after - 1) % interval
-
-
-def due_fragments(previous_step: int, step: int, fragment_count: int, interval: int) -> tuple[FragmentId, ...]:
-    """Return the fragments with a due point in (previous_step, step], earliest due point first.
-
-    The logical clock may jump when a newer version is adopted, so there may be more than one step between the
-    two. A fragment that was due several times in the gap is named once.
-    """
-    if step - previous_step < _steps_to_any(previous_step % interval, fragment_count, interval):
-        return ()
-    points = []
-    for fragment in map(FragmentId, range(fragment_count)):
-        point = next_due(fragment, previous_step, fragment_count, interval)
-        if point <= step:
-            points.append((point, fragment))
-    return tuple(fragment for _, fragment in sorted(points))
-
-
-@lru_cache(maxsize=4096)
-def _steps_to_any(place: int, fragment_count: int, interval: int) -> int:
-    """Return the steps from this place in the interval to the next due point of any fragment. Most steps need only this."""
-    return min(next_due(FragmentId(p), place, fragment_count, interval) for p in range(fragment_count)) - place

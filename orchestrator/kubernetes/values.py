@@ -37,7 +37,7 @@ from orchestrator.specification.bounds import (
     NodeCount,
     Section,
 )
-from orchestrator.specification.config import read_document
+from orchestrator.specification.documents import read_document
 from orchestrator.specification.validation import (
     collected,
     omitted_count,

@@ -87,6 +87,7 @@ def as_diloco(spec: JobSpec, changes: dict[str, Any]) -> JobSpec:
     synchronous = {
         **spec.synchroniser.model_dump(),
         "fragments": 1,
+        "router_interval_steps": None,
         "quorum": spec.island_count,
         "overlap_steps": 0,
         "grace_cap_steps": None,

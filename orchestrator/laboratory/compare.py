@@ -35,9 +35,9 @@ from orchestrator.laboratory import baselines
 from orchestrator.laboratory.baselines import METHODS, FinishedRuns, Method, Pace, Trained, key_of, progress
 from orchestrator.models.huggingface.weights import completed
 from orchestrator.specification.bounds import ISLANDS_MAX, LearningRate, RatioBelowOne, Seed
-from orchestrator.specification.config import JobSpec, parse_job, read_document
+from orchestrator.specification.config import JobSpec, parse_job
 from orchestrator.specification.data_check import with_found_files
-from orchestrator.specification.documents import mapping
+from orchestrator.specification.documents import mapping, read_document
 from orchestrator.specification.sections import Section
 from orchestrator.system.roots import EVERYTHING
 

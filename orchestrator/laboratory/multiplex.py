@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import heapq
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from functools import partial
@@ -39,7 +39,7 @@ from orchestrator.errors import DataError, InternalError
 from orchestrator.parameters import fragment_map, tensors
 from orchestrator.parameters.journal import Content, Facts
 from orchestrator.parameters.outer_state import OuterState, OuterStep
-from orchestrator.parameters.pieces import Roles, Shape, joined
+from orchestrator.parameters.pieces import joined
 from orchestrator.parameters.shard import ParameterShard, Unusable
 from orchestrator.specification.config import JobSpec
 from orchestrator.system.roots import EVERYTHING
@@ -49,8 +49,6 @@ from orchestrator.tape.schema import Header, Record
 FIRST = Incarnation(1)
 MakeTrainer = Callable[[dict[str, Any], int, int], Trainer]
 """The ``create`` function of a trainer module. Arguments: specification as plain data, shard, number of shards."""
-CutModel = Callable[[Mapping[str, Shape], int, Roles], fragment_map.FragmentMap]
-"""How a model is cut into fragments. Arguments: the shapes of its tensors, P, and the roles of the tensors."""
 Channel = Callable[[IslandId, FragmentId, memoryview], memoryview]
 """What becomes of a contribution on its way to the synchroniser."""
 
@@ -101,7 +99,7 @@ class MultiplexedJob:
         step_durations: Sequence[float] = (),
         speed_spread: float = 0.0,
         recorder: Sink | None = None,
-        cut: CutModel = fragment_map.build,
+        cut: fragment_map.CutModel = fragment_map.build,
         channel: Channel = exact_channel,
     ) -> None:
         self._transfer = transfer_steps
@@ -114,6 +112,7 @@ class MultiplexedJob:
         plan = LoopPlan(
             fragments=self._in_process.fragments,
             interval_steps=policy.sync_interval_steps,
+            router_interval_steps=policy.router_interval_steps,
             adoption=spec.synchroniser.adoption,
             mix_alpha=spec.synchroniser.mix_alpha,
             report_every_s=0.0,
@@ -352,14 +351,19 @@ class InProcessTrainers:
     ``outer`` is Θ, at version 0 at first. Nothing is journalled: an interrupted run starts again.
     """
 
-    def __init__(self, spec: JobSpec, make_trainer: MakeTrainer, cut: CutModel = fragment_map.build) -> None:
+    def __init__(
+        self, spec: JobSpec, make_trainer: MakeTrainer, cut: fragment_map.CutModel = fragment_map.build
+    ) -> None:
         sync, count = spec.synchroniser, spec.island_count
         self.trainers: Sequence[Trainer] = [
             make_trainer(spec.island_document(section) | {"roots": EVERYTHING}, index, count)
             for index, section in enumerate(spec.island_sections().values())
         ]
         shapes, roles = self.trainers[0].tensor_shapes(), self.trainers[0].roles()
-        self.fragments = cut(shapes, sync.fragments, roles)
+        if sync.routers_apart:
+            self.fragments = fragment_map.with_routers_apart(shapes, sync.fragments, roles, cut)
+        else:
+            self.fragments = cut(shapes, sync.fragments, roles)
         initial = fragment_map.pieces_of(self.trainers[0].initial_parameters(), self.fragments)
         self.outer = OuterState(initial, self.fragments, OuterStep.of(sync), roles)
         self.codec = sync.wire.up

@@ -126,6 +126,10 @@ def _problems(policy: JobPolicy, spec: JobSpec) -> Iterator[Problem]:
     if policy.sync_interval_steps != sync.interval_steps:
         message = f"is {sync.interval_steps}, but on the tape it is {policy.sync_interval_steps}."
         yield Problem("synchroniser.interval_steps", message, f"Set it to {policy.sync_interval_steps}.")
+    if policy.router_interval_steps != (of_routers := sync.router_interval_steps):
+        message = f"is {of_routers or 'absent'}, but on the tape it is {policy.router_interval_steps or 'absent'}."
+        remedy = "Leave it out." if of_routers else f"Set it to {policy.router_interval_steps}."
+        yield Problem("synchroniser.router_interval_steps", message, remedy)
     for index, section in enumerate(spec.islands):
         if spec.batch_size_of(section) != spec.training.batch_size:
             message = f"is {section.batch_size}, but all steps of a tape must have the same size."

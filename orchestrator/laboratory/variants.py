@@ -21,7 +21,6 @@ from orchestrator.core.vocabulary import FragmentId, IslandId
 from orchestrator.errors import InternalError
 from orchestrator.laboratory import train_tape
 from orchestrator.laboratory.baselines import Advance, Trained
-from orchestrator.laboratory.multiplex import CutModel
 from orchestrator.laboratory.tape_training import TapeTraining
 from orchestrator.parameters import fragment_map, wire_format
 from orchestrator.parameters.codec.registry import CODEC_NAMES, EXACT, codec
@@ -56,7 +55,7 @@ def by_layer(shapes: Mapping[str, Shape], count: int, roles: Roles) -> fragment_
     return tuple(tuple(sorted(members)) for members in pieces)
 
 
-CUTS: Mapping[str, CutModel] = {"pieces": fragment_map.build, "tensors": by_tensor, "layers": by_layer}
+CUTS: Mapping[str, fragment_map.CutModel] = {"pieces": fragment_map.build, "tensors": by_tensor, "layers": by_layer}
 
 
 class LossyChannel:

@@ -15,13 +15,16 @@ Graham's bound holds for the pieces: the heaviest fragment is at most 4/3 − 1/
 map (Graham 1969, "Bounds on multiprocessing timing anomalies", theorem 2).
 
 Source: Decoupled DiLoCo, arXiv:2604.21428 (balanced tensor fragments).
+
+If a mixture's routers are merged by a period of their own (``synchroniser.router_interval_steps``), they are the last
+fragment, and the others are cut as if there were no routers.
 """
 
 from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from orchestrator.core.vocabulary import FragmentId
 from orchestrator.errors import ConfigurationError, DataError
@@ -32,6 +35,7 @@ from orchestrator.parameters.pieces import (
     Roles,
     Shape,
     cut,
+    is_router,
     piece_named,
     role_of,
     taken,
@@ -42,18 +46,26 @@ from orchestrator.parameters.tensors import Array
 FragmentMap = tuple[tuple[str, ...], ...]
 """The names of every fragment's pieces, by fragment index; sorted within a fragment."""
 
+CutModel = Callable[[Mapping[str, Shape], int, Roles], FragmentMap]
+"""How a model is cut into fragments. Arguments: the shapes of its tensors, P, and the roles of the tensors."""
+
 PEAK_MAX = 1.1
 """The largest acceptable ratio of the largest fragment to the mean. Traffic is as even as fragments are."""
 GRAINS = (1.0, 1 / 2, 1 / 4, 1 / 8, 1 / 16)
 """The largest size of a piece relative to the mean fragment, in the order in which they are tried."""
 
 
-def build(shapes: Mapping[str, Shape], fragment_count: int, roles: Roles = BY_NAME) -> FragmentMap:
+def build(
+    shapes: Mapping[str, Shape], fragment_count: int, roles: Roles = BY_NAME, routers_apart: bool = False
+) -> FragmentMap:
     """Put every parameter into exactly one of ``fragment_count`` fragments, none of which is empty.
 
-    The order of ``shapes`` does not matter. Raises ConfigurationError if there cannot be that many fragments.
+    The order of ``shapes`` does not matter. Raises ConfigurationError if there cannot be that many fragments, or routers
+    are to be apart where there are none, or nothing else.
     """
     _validate(shapes, fragment_count, roles)
+    if routers_apart:
+        return with_routers_apart(shapes, fragment_count, roles, build)
     mean = sum(map(math.prod, shapes.values())) / fragment_count
     tensors = [(name, shapes[name], role_of(name, len(shapes[name]), roles)) for name in sorted(shapes)]
     best: tuple[float, FragmentMap] | None = None
@@ -73,6 +85,22 @@ def build(shapes: Mapping[str, Shape], fragment_count: int, roles: Roles = BY_NA
     return best[1]
 
 
+def with_routers_apart(
+    shapes: Mapping[str, Shape], fragment_count: int, roles: Roles, cut_rest: CutModel
+) -> FragmentMap:
+    """Put routers into the last fragment, and everything else into the others, as ``cut_rest`` cuts it."""
+    routers = tuple(sorted(name for name in shapes if is_router(name)))
+    others = {name: shape for name, shape in shapes.items() if name not in routers}
+    if not routers or not others or fragment_count < 2:
+        lack = "nothing but routers" if routers and not others else "one fragment" if routers else "no routers"
+        raise ConfigurationError(
+            detail=f"synchroniser.router_interval_steps gives routers a fragment of their own, but the job has {lack}. "
+            "Leave it out, or train a mixture of experts in two fragments or more."
+        )
+    roles_of_others = {name: role for name, role in roles.items() if name in others}
+    return (*cut_rest(others, fragment_count - 1, roles_of_others), routers)
+
+
 def pieces_of(tensors: Mapping[str, Array], fragments: FragmentMap) -> dict[str, Array]:
     """Return whole tensors as the pieces of all fragments: views, by name."""
     return taken(tensors, [name for members in fragments for name in members])
@@ -84,13 +112,13 @@ def sizes(fragments: FragmentMap, shapes: Mapping[str, Shape]) -> tuple[int, ...
     return tuple(sum(math.prod(piece.shape(shapes[piece.tensor])) for piece in members) for members in pieces)
 
 
-def require_own(pieces: Sequence[Mapping[str, Shape]], roles: Roles = BY_NAME) -> None:
+def require_own(pieces: Sequence[Mapping[str, Shape]], roles: Roles = BY_NAME, routers_apart: bool = False) -> None:
     """Raise DataError unless these shapes of every fragment's pieces are fragments as this build cuts them.
 
     Islands compute the map themselves, so they would otherwise offer other pieces than Θ has.
     """
     shapes = whole_shapes({name: shape for members in pieces for name, shape in members.items()})
-    if build(shapes, len(pieces), roles) != tuple(tuple(sorted(members)) for members in pieces):
+    if build(shapes, len(pieces), roles, routers_apart) != tuple(tuple(sorted(members)) for members in pieces):
         raise DataError(
             detail="Another build of this program cut the model into other fragments, so islands of this build cannot "
             "continue from there. Continue with the build that wrote them."

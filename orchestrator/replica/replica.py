@@ -39,9 +39,9 @@ from orchestrator.core.vocabulary import (
     BatchRamp,
     FragmentId,
     MergedOffer,
+    Schedule,
     ScheduleAnchor,
     Version,
-    due_fragments,
     includes,
     offer_of_number,
 )
@@ -59,7 +59,7 @@ def schedule_step(anchor: ScheduleAnchor, clock: int, tokens_per_schedule_step: 
 class ReplicaPolicy:
     """The policy of a replica, from its job.
 
-    interval_steps            H: inner steps between two synchronisations of one fragment
+    schedule                  when each fragment is offered
     tokens_per_schedule_step  tokens of an inner step of all islands together, each with its whole batch
     snapshots_max             offers a fragment whose snapshots are kept between two adoptions (``work.SNAPSHOTS_MAX``);
                               None: all
@@ -68,8 +68,7 @@ class ReplicaPolicy:
     ramp                      how the islands' batches grow
     """
 
-    fragment_count: int
-    interval_steps: int
+    schedule: Schedule
     adoption: AdoptionRule
     tokens_per_schedule_step: int
     snapshots_max: int | None
@@ -186,7 +185,7 @@ class Replica:
 
     def __init__(self, policy: ReplicaPolicy) -> None:
         self.policy = policy
-        self.fragments = tuple(FragmentWork() for _ in range(policy.fragment_count))
+        self.fragments = tuple(FragmentWork() for _ in range(policy.schedule.fragment_count))
         self.step = self.offered_step = 0
         self.steps_total = self.tokens_total = 0
         self.anchor = NO_ANCHOR
@@ -267,8 +266,8 @@ class Replica:
 
     def require_count(self, versions: Sequence[Version]) -> None:
         """Raises InternalError for the versions of a state that has other fragments than the job."""
-        if len(versions) != self.policy.fragment_count:
-            raise InternalError(detail=f"{len(versions)} versions came for {self.policy.fragment_count} fragments.")
+        if len(versions) != (count := self.policy.schedule.fragment_count):
+            raise InternalError(detail=f"{len(versions)} versions came for {count} fragments.")
 
     # ── commands ──────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -295,9 +294,13 @@ class Replica:
             self.started, self.anchor = True, max(self.anchor, anchor)
 
     def adjust(self, lr_ratio: float, interval_steps: int, changed: ChangedSettings = UNCHANGED) -> None:
-        """Offer each fragment every so many steps from the next boundary on. The replica's driver steps at the ratio."""
+        """Offer each fragment every so many steps from the next boundary on. The replica's driver steps at the ratio.
+
+        A fragment with a period of its own keeps it.
+        """
         self.lr_ratio, self.changed = lr_ratio, changed
-        self.policy = replace(self.policy, interval_steps=interval_steps)
+        schedule = self.policy.schedule._replace(interval_steps=interval_steps)
+        self.policy = replace(self.policy, schedule=schedule)
 
     # ── publications and offers ───────────────────────────────────────────────────────────────────────────────────
 
@@ -374,13 +377,13 @@ class Replica:
 
     def offer_due(self) -> tuple[OfferFragment, ...]:
         """Offer the fragments whose due point the logical clock has passed, but for those that wait after earlier offers."""
-        due = due_fragments(self.offered_step, self.step, self.policy.fragment_count, self.policy.interval_steps)
+        due = self.policy.schedule.due(self.offered_step, self.step)
         self.offered_step = self.step
         return self._offer(p for p in due if self.fragments[p].due_again()) if due else ()
 
     def _offer_all(self) -> tuple[OfferFragment, ...]:
         self.offered_step = self.step
-        return self._offer(map(FragmentId, range(self.policy.fragment_count)))
+        return self._offer(map(FragmentId, range(len(self.fragments))))
 
     def _export(self, requests: tuple[Hashable, ...]) -> tuple[ExportState, ...]:
         return (ExportState(requests, self.versions, self.step),) if requests else ()

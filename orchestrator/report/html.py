@@ -327,9 +327,11 @@ def _footer(report: Report) -> str:
     cap = policy["grace_cap_steps"]
     quorum = quorum_of(policy["quorum"], policy.get("quorum_ratio", 0.0), policy["islands"])
     grace = "no limit on the grace window" if cap is None else f"a grace window of at most {cap:g} steps"
+    own = policy.get("router_interval_steps")
+    routers = "" if own is None else f", the last one, with the routers, every {own} steps,"
     return (
-        f"<footer>{policy['fragments']} fragments, each synchronised every {policy['interval_steps']} steps with an "
-        f"overlap of {policy['overlap_steps']} steps; quorum {quorum} of {policy['islands']}, {grace}. "
+        f"<footer>{policy['fragments']} fragments, each synchronised every {policy['interval_steps']} steps{routers} with "
+        f"an overlap of {policy['overlap_steps']} steps; quorum {quorum} of {policy['islands']}, {grace}. "
         "A token counts as merged once a version of the parameters contains it. "
         f"Job {escape(str(report.get('job_id') or '–'))}.</footer>"
     )

@@ -26,7 +26,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from orchestrator.errors import ConfigurationError
 from orchestrator.runtime.settings import CONTROL_GROUP
 from orchestrator.specification.bounds import AcceleratorCount, CpuCount, Currency, MemoryGib, Name, NodeCount, Section
-from orchestrator.specification.config import read_document
+from orchestrator.specification.documents import read_document
 from orchestrator.specification.sections import PriceSection
 from orchestrator.specification.validation import closest, problems_of
 from orchestrator.system.plain import some_of

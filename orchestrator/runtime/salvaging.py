@@ -241,8 +241,8 @@ def salvage(
     result: Survey, context: JobContext, policy: JobPolicy, channel: JobChannel, outline: ModelOutline
 ) -> Salvage:
     """Pull the chosen versions. Raises DataError if a fragment cannot be had from any island, nor from a checkpoint."""
-    spec = context.spec
-    names = fragment_map.build(outline.shapes, spec.synchroniser.fragments, outline.roles)
+    spec, sync = context.spec, context.spec.synchroniser
+    names = fragment_map.build(outline.shapes, sync.fragments, outline.roles, sync.routers_apart)
     pulled: dict[tuple[FragmentId, Version, str], FragmentState] = {}
     lives = {answer.island: answer.life for answer in result.answers}
 

@@ -201,7 +201,7 @@ class ShardWorker:
         """Continue from Θ as the journal has it. Raises DataError unless it is cut as this build cuts it."""
         recovered = [(shard, shard.recover(files)) for shard in self._shards]
         versions = sorted((one.facts.fragment, one) for _, own in recovered for one in own)
-        _require_own([(one.shapes, from_rows(one.facts.roles)) for _, one in versions])
+        self._require_own([(one.shapes, from_rows(one.facts.roles)) for _, one in versions])
         for shard, own in recovered:
             self._announce(shard, own)
 
@@ -324,7 +324,7 @@ class ShardWorker:
         outline, knobs = model.outline().result(), self._context.spec.synchroniser
         self._require_memory(outline.parameter_count)
         step = OuterStep.of(knobs)
-        fragments = fragment_map.build(outline.shapes, knobs.fragments, outline.roles)
+        fragments = fragment_map.build(outline.shapes, knobs.fragments, outline.roles, knobs.routers_apart)
         owners = self._dealt(fragment_map.sizes(fragments, outline.shapes))
         for p, names in enumerate(fragments):
             state = initial_state(model.initial_pieces(names).result(), step, outline.roles)
@@ -344,16 +344,22 @@ class ShardWorker:
         for p, state in enumerate(outer_states(folder, manifest)):
             outlines.append((shapes(state.parameters), state.roles))
             owners[p].give(FragmentId(p), state, manifest.fragments[p].step)
-        _require_own(outlines)
+        self._require_own(outlines)
         self._begin()
 
     def _take_over(self, outer: OuterState, steps: Mapping[FragmentId, int]) -> None:
         states = {p: outer.state(p) for p in outer.fragments}
-        _require_own([(shapes(state.parameters), state.roles) for state in states.values()])
+        self._require_own([(shapes(state.parameters), state.roles) for state in states.values()])
         sizes = [sum(array.nbytes for array in state.parameters.values()) for state in states.values()]
         for shard, (p, state) in zip(self._dealt(sizes), states.items(), strict=True):
             shard.give(p, state, steps[p])
         self._begin()
+
+    def _require_own(self, outlines: Sequence[tuple[Mapping[str, Shape], Roles]]) -> None:
+        """Raises DataError unless Θ, with these shapes and roles of each fragment, is cut as this build cuts it."""
+        roles = {tensor: role for _, own in outlines for tensor, role in own.items()}
+        apart = self._context.spec.synchroniser.routers_apart
+        fragment_map.require_own([of_pieces for of_pieces, _ in outlines], roles, apart)
 
     def _dealt(self, sizes: Sequence[int]) -> list[Shard]:
         """Return the shard of each fragment."""
@@ -571,12 +577,6 @@ def terms_of(spec: JobSpec) -> Terms:
     """Return the terms of a job's channel. With several shards no payload travels in a call of the synchroniser."""
     terms = Terms(**spec.transport.model_dump())
     return terms if spec.synchroniser.shards == 1 else replace(terms, inline_bytes_max=0)
-
-
-def _require_own(outlines: Sequence[tuple[Mapping[str, Shape], Roles]]) -> None:
-    """Raises DataError unless Θ, with these shapes and roles of each fragment, is cut as this build cuts it."""
-    roles = {tensor: role for _, own in outlines for tensor, role in own.items()}
-    fragment_map.require_own([of_pieces for of_pieces, _ in outlines], roles)
 
 
 def _outer_cut(

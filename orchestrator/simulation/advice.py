@@ -24,7 +24,7 @@ from orchestrator.simulation.line_advice import (
 )
 from orchestrator.specification.bounds import SECTION_BYTES
 from orchestrator.specification.config import JobSpec
-from orchestrator.specification.memory_budget import parameter_count_of
+from orchestrator.specification.memory_budget import parameter_count_of, router_parameter_count_of
 
 ROUNDS_MIN = 4
 """With fewer merges of each fragment, islands hardly learn from each other."""
@@ -170,7 +170,9 @@ def _outer(spec: JobSpec) -> Iterator[Problem]:
 
 def _saving(spec: JobSpec) -> Iterator[Problem]:
     """Warn if the first checkpoint would be due after the end of the job."""
-    checkpoints, merges = spec.checkpoints, _rounds(spec) * spec.synchroniser.fragments
+    checkpoints, schedule = spec.checkpoints, spec.synchroniser.schedule
+    own = schedule.router_interval_steps
+    merges = _rounds(spec) * schedule.shared_count + (spec.horizon_steps // own if own else 0)
     due: list[tuple[str, float, float, str]] = [("every_merges", checkpoints.every_merges, merges, "merges")]
     if spec.trainer.is_synthetic:
         due.append(("every_s", checkpoints.every_s, spec.horizon_steps * spec.synthetic.step_s, "s of steps"))
@@ -194,7 +196,7 @@ def _lines(spec: JobSpec, measured: Sequence[Line]) -> Iterator[Problem]:
     of_lines = [(line, Demand(parameters, step_s, groups), f"the line to {line.name}") for line in measured]
     if cap is not None:  # a limit for each island's connection, whatever the others send
         of_lines.append((Line("", 0.0, 8.0 * cap), Demand(parameters, step_s, {}), "transport.bytes_per_s"))
-    settings = SyncSettings.of(spec.synchroniser)
+    settings = SyncSettings.of(spec.synchroniser, router_parameter_count_of(spec))
     problems = [
         (utilisation_on(line, demand, settings), problem)
         for line, demand, where in of_lines
@@ -208,8 +210,9 @@ def _lines(spec: JobSpec, measured: Sequence[Line]) -> Iterator[Problem]:
 def _thin(line: Line, demand: Demand, settings: SyncSettings, where: str) -> Iterator[Problem]:
     if utilisation_on(line, demand, settings) >= UTILISATION_MIN:
         return
-    bits = demand.parameters / settings.fragments * bits_of(settings.codec)
-    due_steps = settings.interval_steps / settings.fragments
+    count = settings.schedule.shared_count
+    bits = demand.parameters / count * bits_of(settings.codec)
+    due_steps = settings.interval_steps / count
     takes_s = bits / line.bits_per_second * max(1, demand.islands.get(line.name, 1))
     better = advised([line], demand, settings)
     message = (

@@ -11,7 +11,8 @@ The objective is merged tokens a second and machine, discounted for drift:
 
     useful = merged/(s · machines) · min(1, (h/h')^DRIFT)      h = steps trained · fragments / contributions merged
 
-h is how many steps an island trains between two merges of a fragment that it takes part in; h' is that with the change.
+h is how many steps an island trains between two merges of a fragment that it takes part in, of the fragments that share H;
+h' is that with the change.
 Merged tokens alone would never count what rare merges cost the model. Rarer merges must therefore gain more than they cost,
 and more frequent ones are credited with nothing. A change that lets fewer islands meet in a merge, or loads a line or the
 synchroniser above half of the time, is not advised. A setting moves by at most a factor of two, or by one, at a time.
@@ -261,13 +262,13 @@ class Pilot:
     def _candidates(self, stretch: _Stretch) -> Iterator[tuple[Setting, float]]:
         """Yield the values to try: one setting at a time, by at most a factor of two or by one, within the bounds."""
         policy = self._policy
-        busy = _busy(stretch, self._interval_s, policy.fragment_count)
+        busy = _busy(stretch, self._interval_s)
         for setting in SETTINGS:
             before = _value_of(policy, setting)
             least, most = self._limits.of(setting)
             if setting == "interval_steps":
                 values = [float(round(before * factor)) for factor in INTERVAL_FACTORS]
-                least = max(least, policy.overlap_steps + 1)
+                least = max(least, (policy.router_interval_steps or policy.overlap_steps) + 1)
             elif setting == "grace":
                 values = [before * factor for factor in GRACE_FACTORS] if before != inf else []
                 values = values or ([3.0] if before == inf else [1.0])
@@ -312,6 +313,8 @@ def _between(
         counts_after["contributors_mean"] * counts_after["merges"]
         - counts_before["contributors_mean"] * counts_before["merges"]
     )
+    shared = stretch.policy.schedule.shared_count
+    to_shared = _contributions(counts_after, shared) - _contributions(counts_before, shared)
     trained = after["tokens"]["trained"] - before["tokens"]["trained"]
     total = after["island_seconds"]["total"] - before["island_seconds"]["total"]
     productive = after["island_seconds"]["productive"] - before["island_seconds"]["productive"]
@@ -321,9 +324,15 @@ def _between(
         tokens_per_second=(after["tokens"]["merged"] - before["tokens"]["merged"]) / (stretch.until - stretch.since),
         goodput_ratio=productive / total if total else 0.0,
         contributors=contributions / merges if merges else 0.0,
-        drift_steps=trained / tokens_per_step * stretch.policy.fragment_count / contributions if contributions else 0.0,
+        drift_steps=trained / tokens_per_step * shared / to_shared if to_shared else 0.0,
         badput={name: spent / total for name, spent in lost.items()} if total else {},
     )
+
+
+def _contributions(counts: Mapping[str, Any], shared_count: int) -> int:
+    """Return the contributions merged into the fragments that share H, which are the first ones."""
+    counters = counts["contributors_per_fragment"][:shared_count]
+    return sum(int(islands) * merges for counter in counters for islands, merges in counter.items())
 
 
 def _with(stretch: _Stretch, setting: Setting, value: float) -> _Stretch:
@@ -440,9 +449,10 @@ def _is_small(setting: Setting, before: float, after: float) -> bool:
     return before in (0.0, inf) or 0.4 <= after / before <= 2.0
 
 
-def _busy(stretch: _Stretch, interval_s: Duration, fragments: int) -> float:
+def _busy(stretch: _Stretch, interval_s: Duration) -> float:
     """Return the part of the time that a line, or the synchroniser, is busy with this job's fragments."""
-    slot_s = interval_s / fragments
+    schedule = stretch.policy.schedule
+    slot_s = interval_s / (schedule.shared_count + schedule.interval_steps / (schedule.router_interval_steps or inf))
     return max(_usual(stretch.plan.pull_s), _usual(stretch.plan.merge_s)) / slot_s if slot_s else inf
 
 

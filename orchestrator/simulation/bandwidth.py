@@ -19,6 +19,9 @@ data-parallel overlaps its all-reduce with the backward pass, two thirds of a st
 backward. A ring all-reduce sends 2(M − 1)/M of the reduced bits. A link to the synchroniser carries each fragment once each
 way. A 4-bit codec with a 16-bit scale for every 128 values has 4.125 bits.
 
+If routers are a fragment of their own that is due every N steps (τ < N < H), P counts the others, and S has the bits of
+routers that are due in g on the average: S = b·((n − r)/P + r·g/(N·T)) for r of n parameters.
+
 The early part e is the part of a step that is left when a fragment can be sent. With e = 2/3 a fragment leaves during the
 backward pass, as gradients of data-parallel do. That gives 72 of the 75 cells of Streaming DiLoCo's Table 4 within the step
 of its grid, and e = 0 gives 30 (``TABLE_4``). In this project e = 0: the inner step is one compiled program, and parameters
@@ -38,7 +41,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from orchestrator.core.vocabulary import Duration
+from orchestrator.core.vocabulary import Duration, Schedule
 
 SYSTEMS = ("data-parallel", "diloco", "streaming-diloco", "decoupled")
 BACKWARD_RATIO = 2.0 / 3.0
@@ -109,6 +112,8 @@ class Traffic:
     wire_bits: float = FOUR_BITS
     round_trip_s: Duration = 0.0
     early_steps: float = 0.0
+    router_parameters: float = 0.0
+    router_interval_steps: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,9 +135,12 @@ def exchange_of(system: str, traffic: Traffic) -> Exchange:
     if system == "diloco":
         slack = t.early_steps * t.step_s - t.round_trip_s
         return Exchange(ring * t.parameters * t.gradient_bits, t.interval_steps * t.step_s, slack)
-    gap = t.interval_steps * t.step_s / t.fragments
+    count = Schedule(t.fragments, t.interval_steps, t.router_interval_steps).shared_count
+    gap = t.interval_steps * t.step_s / count
+    of_routers = t.router_parameters * t.interval_steps / count / (t.router_interval_steps or t.interval_steps)
     slack = (t.overlap_steps + t.early_steps) * t.step_s - t.round_trip_s
-    return Exchange(t.parameters * t.wire_bits / t.fragments, gap, slack, waits=system != "decoupled")
+    bits = ((t.parameters - t.router_parameters) / count + of_routers) * t.wire_bits
+    return Exchange(bits, gap, slack, waits=system != "decoupled")
 
 
 def needed(exchange: Exchange, utilisation: float) -> float:

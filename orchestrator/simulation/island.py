@@ -85,8 +85,7 @@ class SimulatedIsland:
         self.diverged = self.exploded = False
         self.replica = Replica(
             ReplicaPolicy(
-                fragment_count=policy.fragment_count,
-                interval_steps=policy.sync_interval_steps,
+                schedule=policy.schedule,
                 adoption=adoption,
                 tokens_per_schedule_step=len(policy.islands) * tokens_per_step,
                 snapshots_max=None,  # snapshots have no bytes here

@@ -20,6 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from orchestrator.core.vocabulary import Schedule
 from orchestrator.parameters.codec.registry import CodecName, codec
 from orchestrator.simulation.bandwidth import Traffic, exchange_of, needed, utilisation
 from orchestrator.specification.sections import SynchroniserSection
@@ -49,18 +50,35 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class SyncSettings:
-    """The settings that the advice can change: H, τ, P, and one codec for both directions."""
+    """The settings that the advice can change: H, τ, P, and one codec for both directions.
+
+    It leaves the period of routers as it is, if they are a fragment of their own. ``router_parameters`` are 0 if they are
+    not known: routers are few of the parameters of a mixture.
+    """
 
     interval_steps: int
     overlap_steps: int
     fragments: int
     codec: CodecName
+    router_interval_steps: int | None = None
+    router_parameters: float = 0.0
 
     @classmethod
-    def of(cls, section: SynchroniserSection) -> SyncSettings:
+    def of(cls, section: SynchroniserSection, router_parameters: float = 0.0) -> SyncSettings:
         """Return the settings of a specification. The codec is that of the direction with more bits."""
         codec = max((section.wire.up, section.wire.down), key=bits_of)
-        return cls(section.interval_steps, section.overlap_steps, section.fragments, codec)
+        return cls(
+            section.interval_steps,
+            section.overlap_steps,
+            section.fragments,
+            codec,
+            section.router_interval_steps,
+            router_parameters,
+        )
+
+    @property
+    def schedule(self) -> Schedule:
+        return Schedule(self.fragments, self.interval_steps, self.router_interval_steps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,9 +151,10 @@ def meeting(line: Line, demand: Demand, settings: SyncSettings) -> Meeting | Non
     It is not known if a fragment travels for longer than WAY_STEPS_MAX steps, or for about as long as from one due fragment
     to the next: several are then in flight at once.
     """
-    bits = demand.parameters / settings.fragments * bits_of(settings.codec)
+    count = settings.schedule.shared_count
+    bits = demand.parameters / count * bits_of(settings.codec)
     way_steps = (line.round_trip_s / 2 + bits / _share(line, demand)) / demand.step_s
-    if way_steps > min(WAY_STEPS_MAX, WAY_SLOTS_MAX * settings.interval_steps / settings.fragments):
+    if way_steps > min(WAY_STEPS_MAX, WAY_SLOTS_MAX * settings.interval_steps / count):
         return None
     cap = math.ceil(2 * way_steps + 1 - TOLERANCE_STEPS)
     return Meeting(line.name, way_steps, cap, max(settings.overlap_steps, math.ceil(cap + 2 * way_steps)))
@@ -179,6 +198,8 @@ def _traffic(line: Line, demand: Demand, settings: SyncSettings) -> Traffic:
         overlap_steps=float(settings.overlap_steps),
         wire_bits=bits_of(settings.codec),
         round_trip_s=line.round_trip_s,
+        router_parameters=settings.router_parameters,
+        router_interval_steps=settings.router_interval_steps,
     )
 
 
@@ -188,14 +209,17 @@ def _share(line: Line, demand: Demand) -> float:
 
 
 def _cheapest_first(current: SyncSettings) -> Iterator[SyncSettings]:
-    """Yield the current settings, then more and more expensive changes. P is at most FRAGMENTS_MAX, and τ is below H."""
+    """Yield the current settings, then more and more expensive changes. P is at most FRAGMENTS_MAX, τ below H and N."""
     bits = bits_of(current.codec)
     codecs = [current.codec, *(name for name in FEWER_BITS if bits_of(name) < bits)]
     for interval in _doubled(current.interval_steps, INTERVAL_MAX):
-        for overlap in _doubled(max(1, current.overlap_steps), interval - 1, first=current.overlap_steps):
+        overlap_max = min(interval, current.router_interval_steps or interval) - 1
+        for overlap in _doubled(max(1, current.overlap_steps), overlap_max, first=current.overlap_steps):
             for fragments in _doubled(current.fragments, min(FRAGMENTS_MAX, interval)):
                 for name in codecs:
-                    yield SyncSettings(interval, overlap, fragments, name)
+                    yield replace(
+                        current, interval_steps=interval, overlap_steps=overlap, fragments=fragments, codec=name
+                    )
 
 
 def _doubled(start: int, most: int, first: int | None = None) -> Iterator[int]:

@@ -44,6 +44,7 @@ from orchestrator.specification.memory_budget import (
     TRAINER_STATE_BYTES,
     island_bytes_per_parameter,
     parameter_count_of,
+    router_parameter_count_of,
     shard_bytes_per_parameter,
 )
 from orchestrator.specification.sections import Section, SynchroniserSection
@@ -161,7 +162,9 @@ def of_job(spec: JobSpec) -> tuple[dict[str, Any], SyncSettings]:
         "outer_clips": sync.outer_optimizer.clip_norm is not None,
         "step_s": spec.synthetic.step_s if spec.trainer.is_synthetic else None,
     }
-    return {name: value for name, value in figures.items() if value is not None}, SyncSettings.of(sync)
+    return {name: value for name, value in figures.items() if value is not None}, SyncSettings.of(
+        sync, router_parameter_count_of(spec)
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,10 +305,17 @@ def _binomial(count: int, chance: float) -> list[float]:
 def _plan(fleet: Fleet, settings: SyncSettings, standbys: int) -> Plan:
     goodput, spread = goodput_of(fleet, settings, standbys)
     seconds = _seconds(fleet, goodput)
-    per_gap = fleet.parameters * bits_of(settings.codec) / settings.interval_steps / fleet.step_s
-    n, codec = float(fleet.parameters), settings.codec
+    n, codec, of_routers = float(fleet.parameters), settings.codec, settings.router_parameters
+    due_a_step = (n - of_routers) / settings.interval_steps
+    due_a_step += of_routers / (settings.router_interval_steps or settings.interval_steps)
+    bits_per_s = due_a_step * bits_of(codec) / fleet.step_s
     shard = shard_bytes_per_parameter(
-        fleet.islands, settings.fragments, codec, codec, moments=fleet.outer_moments, clips=fleet.outer_clips
+        fleet.islands,
+        settings.schedule.shared_count,
+        codec,
+        codec,
+        moments=fleet.outer_moments,
+        clips=fleet.outer_clips,
     )
     return Plan(
         settings,
@@ -314,11 +324,11 @@ def _plan(fleet: Fleet, settings: SyncSettings, standbys: int) -> Plan:
         spread(seconds),
         seconds,
         _money(fleet, fleet.islands + standbys, seconds),
-        per_gap / fleet.line,
+        bits_per_s / fleet.line,
         n * island_bytes_per_parameter(on_cpu=False, saves=True) / fleet.hosts,
         n * (TRAINER_STATE_BYTES + GRADIENT_BYTES) / fleet.hosts / fleet.accelerators,
         n * shard / fleet.shards,
-        per_gap * (fleet.islands + standbys),
+        bits_per_s * (fleet.islands + standbys),
     )
 
 
@@ -356,7 +366,7 @@ def _money(fleet: Fleet, gangs: int, seconds: Duration) -> float | None:
 
 def _way_steps(fleet: Fleet, settings: SyncSettings) -> float:
     """Return how long a fragment travels one way, in steps."""
-    bits = fleet.parameters / settings.fragments * bits_of(settings.codec)
+    bits = fleet.parameters / settings.schedule.shared_count * bits_of(settings.codec)
     return (fleet.round_trip / 2 + bits / fleet.line) / fleet.step_s
 
 

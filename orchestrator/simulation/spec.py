@@ -24,6 +24,7 @@ from orchestrator.simulation.distributions import Constant, Distribution, Expone
 from orchestrator.simulation.fleet import CHIPS_PER_SLICE, RESTART_S, RETURN_S, STALL_S, Scavenged
 from orchestrator.simulation.line_advice import bits_of
 from orchestrator.specification.bounds import Factor, IslandCount, Name, Ratio, Seed
+from orchestrator.specification.policy_source import schedule_problems
 from orchestrator.specification.sections import PriceSection, Section, SynchroniserSection
 from orchestrator.specification.validation import omitted_count, problems_of, valid_fields
 from orchestrator.system.plain import brief
@@ -290,10 +291,10 @@ def _synchroniser_problems(sync: SynchroniserSection, fleet: FleetSection | None
     if fleet and sync.quorum > fleet.learners:
         remedy = f"Lower it to at most {fleet.learners}, or add learners."
         yield Problem("synchroniser.quorum", f"is {sync.quorum}, but the fleet has {fleet.learners} learners.", remedy)
-    if sync.overlap_steps >= sync.interval_steps:
-        message = f"is {sync.overlap_steps}, not below interval_steps {sync.interval_steps}."
-        remedy = "A fragment must return before it is due again. Lower overlap_steps."
-        yield Problem("synchroniser.overlap_steps", message, remedy)
+    yield from schedule_problems(sync.schedule, sync.overlap_steps, "synchroniser.")
+    if sync.routers_apart:
+        message = f"is {sync.router_interval_steps}, but a simulated fleet has no model, and so no routers."
+        yield Problem("synchroniser.router_interval_steps", message, "Leave it out: routers are few of the parameters.")
     if sync.adoption == "mix":
         message = "is mix, which simulated islands do not support."
         yield Problem("synchroniser.adoption", message, "Use rebase or replace.")

@@ -52,6 +52,7 @@ SETTINGS: Mapping[str, str] = {
     and source.partition(".")[0] in policy_source.SECTIONS
 }
 """Paths within the policy (``quorum``, ``step_limits.ratio``) by the names of their settings in the specification."""
+SCHEDULE = ("fragments", "interval_steps", "overlap_steps", "router_interval_steps")
 MODEL_ONLY = ("averaging", "outer_optimizer", "mix_alpha", "wire")
 ADOPTIONS = ("replace", "rebase")
 HAPPENED, UNCHANGED, CHANGED = "happened", "unchanged", "changed"
@@ -283,10 +284,13 @@ def _together(after: Settings, values: Mapping[str, Any], written: Mapping[str, 
     if "quorum" in values and policy.quorum > islands:
         message = f"is {policy.quorum}, but the job has {islands} islands: no fragment could ever merge."
         yield Problem(written["quorum"], message, f"Lower it to {islands} or less.")
-    if values.keys() & {"overlap_steps", "interval_steps"} and policy.overlap_steps >= policy.sync_interval_steps:
-        name = written.get("overlap_steps") or written["interval_steps"]
-        message = f"gives overlap_steps {policy.overlap_steps}, not below interval_steps {policy.sync_interval_steps}."
-        yield Problem(name, message, "A fragment must return before it is due again. Lower tau, or raise H.")
+    if changed := [name for field, name in written.items() if field in values and field in SCHEDULE]:
+        for problem in policy_source.schedule_problems(policy.schedule, policy.overlap_steps, ""):
+            if name := written.get(problem.path):
+                yield replace(problem, path=name)
+            else:
+                message = f"does not go with {problem.path}, which {problem.message}"
+                yield Problem(changed[0], message, f"Choose another value, or change {problem.path} as well.")
     if values.keys() & {"adoption", "staleness_max"} and after.adoption == "rebase" and policy.staleness_max:
         name = written.get("staleness_max") or written["adoption"]
         message = f"gives staleness_max {policy.staleness_max} with adoption rebase, which would count work twice."

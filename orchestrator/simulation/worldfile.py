@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 from pydantic import Field, PlainValidator, StrictBool, ValidationError
 from pydantic_core import PydanticCustomError
 
-from orchestrator.core.vocabulary import Incarnation, IslandId, IslandPlan, JobPolicy, NodeGroupId, Price
+from orchestrator.core.vocabulary import Incarnation, IslandId, IslandPlan, JobPolicy, NodeGroupId, Price, Schedule
 from orchestrator.errors import ConfigurationError, InvalidJobSpec, Problem
 from orchestrator.simulation import distributions
 from orchestrator.simulation.distributions import Constant, Distribution
@@ -60,7 +60,7 @@ from orchestrator.specification.bounds import (
     WordOrNone,
 )
 from orchestrator.specification.config import JobSpec
-from orchestrator.specification.policy_source import instance_of, section_of
+from orchestrator.specification.policy_source import instance_of, schedule_problems, section_of
 from orchestrator.specification.validation import omitted_count, problems_of
 from orchestrator.system.plain import some_of
 
@@ -325,11 +325,9 @@ def _between(part: WorldPart) -> Iterator[Problem]:
     if part.policy.quorum > (most := len(part.islands)):
         message = f"is {part.policy.quorum}, but the world has {most} islands."
         yield Problem("world.policy.quorum", message, f"Lower it to at most {most}.")
-    if part.policy.overlap_steps >= part.policy.sync_interval_steps:
-        message = f"is {part.policy.overlap_steps}, not below sync_interval_steps {part.policy.sync_interval_steps}."
-        yield Problem(
-            "world.policy.overlap_steps", message, "A fragment must come back before it is due again: lower it."
-        )
+    policy = part.policy
+    schedule = Schedule(policy.fragment_count, policy.sync_interval_steps, policy.router_interval_steps)
+    yield from schedule_problems(schedule, policy.overlap_steps, "world.policy.")
     if part.adoption == "rebase" and part.policy.staleness_max:
         message = f"is {part.policy.staleness_max} with adoption rebase, by which late work is kept and offered again."
         yield Problem("world.policy.staleness_max", message, "Set it to 0: work would be counted twice.")

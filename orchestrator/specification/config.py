@@ -16,7 +16,7 @@ from typing import Annotated, Any, Self
 from pydantic import Field, ValidationError, model_validator
 
 from orchestrator.core.vocabulary import NO_RAMP, BatchRamp, IslandId, IslandPlan, JobPolicy, NodeGroupId, quorum_of
-from orchestrator.errors import ConfigurationError, InvalidJobSpec, Problem
+from orchestrator.errors import InvalidJobSpec, Problem
 from orchestrator.specification import device_mesh, documents, policy_source, training_sections
 from orchestrator.specification.bounds import BUDGET_TOKENS_MAX, BYTE_COUNT, BYTES, ISLANDS_MAX, Name, Seed
 from orchestrator.specification.sections import (
@@ -131,6 +131,14 @@ class JobSpec(Section):
         return BatchRamp(own.parts, max(1, -(-own.tokens // self.tokens_per_schedule_step)))
 
     @property
+    def trained_shapes(self) -> Mapping[str, tuple[int, ...]] | None:
+        """Return names and shapes of what is trained; None if only the package of model or trainer knows."""
+        network = self.model.network if self.trainer.is_built_in else None
+        if network is None:
+            return None
+        return network.shapes if self.trainable is None else self.trainable.trained_shapes(network)
+
+    @property
     def vocabulary_size(self) -> int | None:
         """Return the model's number of tokens; None if only its package or folder knows."""
         network = None if self.trainer.kind == "torch" else self.model.network
@@ -186,22 +194,9 @@ class JobSpec(Section):
         )
 
 
-def read_document(path: Path, example: str = "demo.yaml") -> dict[str, Any]:
-    """Read a YAML file, or a JSON file by its name, holding one mapping, as the ``example`` in deploy/configs does.
-
-    Raises ConfigurationError when the file is missing, unreadable, or something else than a mapping.
-    """
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise ConfigurationError(detail=f"{path} cannot be read: {error.strerror}. Check the path.") from error
-    read = documents.read_json if path.suffix == ".json" else documents.read_yaml
-    return documents.mapping(read(content, documents.FILE, str(path)), str(path), example)
-
-
 def read_job_document(path: Path) -> dict[str, Any]:
     """Read a job specification. Data files that it names relative to itself are absolute in the result."""
-    document = read_document(path)
+    document = documents.read_document(path)
     if isinstance(data := document.get("data"), dict):
         folder, sources = path.resolve().parent, data.get("sources")
         for named in (data, *(sources if isinstance(sources, list) else ())):
@@ -550,8 +545,14 @@ def _budget_problems(job: JobSpec) -> Iterable[Problem]:
 
 
 def _synchroniser_problems(job: JobSpec) -> Iterable[Problem]:
-    for rule in ("overlap_problems", "staleness_problems", "shard_problems", "shard_group_problems"):
-        yield from collected(getattr(job.synchroniser, rule)())
+    sync = job.synchroniser
+    yield from policy_source.schedule_problems(sync.schedule, sync.overlap_steps, "synchroniser.")
+    for rule in ("staleness_problems", "shard_problems", "shard_group_problems"):
+        yield from collected(getattr(sync, rule)())
+    of_routers, shapes = sync.router_interval_steps, job.trained_shapes
+    if of_routers and (job.trainer.is_synthetic or (shapes is not None and not training_sections.routers_of(shapes))):
+        message = f"is {of_routers}, but the job trains no routers: only mixtures of experts have them."
+        yield Problem("synchroniser.router_interval_steps", message, "Leave it out, or train a mixture.")
 
 
 def _trainer_problems(job: JobSpec) -> Iterable[Problem]:

@@ -19,6 +19,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import accumulate
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -106,6 +107,19 @@ def mapping(document: Any, name: str = "the document", example: str | None = "de
         hint = "" if example is None else f"; see deploy/configs/{example}"
         raise ConfigurationError(detail=f"{name} is {brief(document)} instead of a mapping of fields to values{hint}.")
     return document
+
+
+def read_document(path: Path, example: str = "demo.yaml") -> dict[str, Any]:
+    """Read a YAML file, or a JSON file by its name, holding one mapping, as the ``example`` in deploy/configs does.
+
+    Raises ConfigurationError when the file is missing, unreadable, or something else than a mapping.
+    """
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise ConfigurationError(detail=f"{path} cannot be read: {error.strerror}. Check the path.") from error
+    read = read_json if path.suffix == ".json" else read_yaml
+    return mapping(read(content, FILE, str(path)), str(path), example)
 
 
 # ── text ──────────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -25,6 +25,7 @@ from typing import Any
 from orchestrator.errors import Problem
 from orchestrator.models.decoder import DecoderSection
 from orchestrator.parameters.codec.registry import CodecName
+from orchestrator.specification import training_sections
 from orchestrator.specification.config import JobSpec
 from orchestrator.specification.device_mesh import parameter_axes
 from orchestrator.specification.sections import IslandsSection
@@ -132,7 +133,7 @@ def shard_bytes_per_parameter(
     state = FLOAT32_BYTES * (1 + moments + lossy)
     update = CODE_BYTES[down] if lossy else 0.0
     merging = island_count * CODE_BYTES[up] + FLOAT32_BYTES * (1 + clips) + state + update
-    at_once = min(FRAGMENTS_AT_ONCE, fragment_count) / fragment_count
+    at_once = min(FRAGMENTS_AT_ONCE, fragment_count) / fragment_count  # routers, if they are apart, are few
     return state * (1 + staleness_max) + update + merging * at_once + HEAP_BYTES
 
 
@@ -156,12 +157,13 @@ def parameter_count_of(spec: JobSpec) -> int | None:
     """Return the number of trained parameters from the specification; None if only the package of model or trainer knows."""
     if spec.trainer.is_synthetic:
         return spec.synthetic.parameters
-    network = spec.model.network if spec.trainer.is_built_in else None
-    if network is None:
-        return None
-    if spec.trainable is not None:
-        return sum(map(math.prod, spec.trainable.trained_shapes(network).values()))
-    return network.parameter_count
+    shapes = spec.trained_shapes
+    return None if shapes is None else sum(map(math.prod, shapes.values()))
+
+
+def router_parameter_count_of(spec: JobSpec) -> int:
+    """Return the number of trained parameters of routers; 0 if only the package of model or trainer knows."""
+    return sum(map(math.prod, training_sections.routers_of(spec.trained_shapes or {}).values()))
 
 
 def has_frozen(spec: JobSpec) -> bool:
@@ -193,7 +195,7 @@ def demand_of(spec: JobSpec, parameter_count: int) -> MemoryDemand:
     sync, frozen = spec.synchroniser, frozen_bytes_of(spec)
     shard = shard_bytes_per_parameter(
         spec.island_count,
-        sync.fragments,
+        sync.schedule.shared_count,
         sync.wire.up,
         sync.wire.down,
         moments=sync.outer_optimizer.moment_count,

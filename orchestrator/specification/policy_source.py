@@ -14,6 +14,8 @@ once:
     Part = section_of(JobPolicy, bounds, omit=("islands",))        a pydantic model with the same fields and defaults
     policy = instance_of(JobPolicy, part, islands=…)               back again
 
+``schedule_problems`` is the rule between several fields that all three documents have.
+
 A field's range comes from ``bounds``, by its path (``step_limits.ratio``). Without one it follows from its type: numbers
 are finite and not negative.
 """
@@ -30,8 +32,8 @@ from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_typ
 from pydantic import BaseModel, Field, StrictBool, create_model
 from pydantic.fields import FieldInfo
 
-from orchestrator.core.vocabulary import UNWRITTEN_DEFAULT, JobPolicy
-from orchestrator.errors import InternalError
+from orchestrator.core.vocabulary import UNWRITTEN_DEFAULT, JobPolicy, Schedule
+from orchestrator.errors import InternalError, Problem
 from orchestrator.specification.bounds import DURATION_MAX_S, Section, WordOrNone
 from orchestrator.specification.validation import sections_in
 
@@ -108,6 +110,23 @@ def bounds_of(path: str, spec: type[BaseModel]) -> Any:
     if path in DEFAULTED:
         kind = Union[tuple(option for option in get_args(kind) if option is not type(None)) or (kind,)]  # noqa: UP007
     return Annotated[kind, *described.metadata] if described.metadata else kind
+
+
+def schedule_problems(schedule: Schedule, overlap_steps: int, section: str) -> Iterator[Problem]:
+    """Yield what does not go together in a schedule with this overlap. The fields are those of ``section``."""
+    count, interval, of_routers = schedule
+    if overlap_steps >= interval:
+        message = f"is {overlap_steps}, but must be below interval_steps ({interval})."
+        yield Problem(f"{section}overlap_steps", message, "Lower it: a fragment must come back before it is due again.")
+    if of_routers is None:
+        return
+    field, otherwise = f"{section}router_interval_steps", "or leave it out: routers are merged with the rest then."
+    if not overlap_steps < of_routers < interval:
+        message = f"is {of_routers}, but must be above overlap_steps ({overlap_steps}) and below interval_steps "
+        yield Problem(field, f"{message}({interval}).", f"Choose one between, {otherwise}")
+    if count < 2:
+        message = f"is {of_routers}, but there is only one fragment: the routers need one, and so does the rest."
+        yield Problem(field, message, f"Raise fragments to 2, {otherwise}")
 
 
 def filled(policy: type[Filled], job: BaseModel, under: str = "", **places: Any) -> Filled:

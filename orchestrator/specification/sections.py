@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from orchestrator.core.vocabulary import Price
+from orchestrator.core.vocabulary import Price, Schedule
 from orchestrator.errors import Problem
 from orchestrator.parameters.codec.registry import CODEC_NAMES, CodecName
 from orchestrator.specification.bounds import (
@@ -178,6 +178,11 @@ class SynchroniserSection(Section):
     fragments: FragmentCount = 8
     interval_steps: RoundSteps = 24
     overlap_steps: RoundStepsOrNone = 4
+    router_interval_steps: RoundSteps | None = Field(
+        default=None,
+        description="steps between two merges of a mixture's routers, which are then the last of the fragments; if absent, "
+        "they are merged with the rest",
+    )
     quorum: IslandCount = Field(default=1, description="islands that a merge needs at least")
     quorum_ratio: Ratio | None = Field(
         default=None,
@@ -209,13 +214,14 @@ class SynchroniserSection(Section):
     mix_alpha: Ratio = 0.5
     node_groups: NodeGroups = ()
 
-    def overlap_problems(self) -> Iterable[Problem]:
-        if self.overlap_steps >= self.interval_steps:
-            yield Problem(
-                "synchroniser.overlap_steps",
-                f"is {self.overlap_steps}, but must be below interval_steps ({self.interval_steps}).",
-                "Lower it: a fragment must come back before it is due again.",
-            )
+    @property
+    def schedule(self) -> Schedule:
+        return Schedule(self.fragments, self.interval_steps, self.router_interval_steps)
+
+    @property
+    def routers_apart(self) -> bool:
+        """Return whether routers are a fragment of their own."""
+        return self.router_interval_steps is not None
 
     def staleness_problems(self) -> Iterable[Problem]:
         if self.adoption == "rebase" and self.staleness_max:

@@ -211,6 +211,11 @@ class TrainableSection(Section):
         return {name: shapes[name] for name in trainable.trained(self.only, shapes)}
 
 
+def routers_of(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+    """Return the routers among the tensors of a built-in model, or among its adapters."""
+    return {name: shape for name, shape in shapes.items() if "router" in name.split(".")}
+
+
 class DataSection(Section):
     """The text, and its conversion to tokens. ``source: builtin`` is the source code of Python's standard library.
 

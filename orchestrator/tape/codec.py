@@ -45,13 +45,16 @@ from orchestrator.core.saving import FromJournal, RestoredFrom
 from orchestrator.core.vocabulary import (
     UNWRITTEN_DEFAULT,
     AllOffers,
+    FragmentId,
     GraceTimer,
+    IslandId,
     IslandTimer,
+    IslandTimerKind,
+    JobTimer,
     MergedOffer,
     Timer,
     offer_number,
     offer_of_number,
-    parse_timer,
 )
 from orchestrator.elastic import FleetEffect, FleetEvent
 from orchestrator.errors import DataError
@@ -90,6 +93,18 @@ _REPORT_WRITERS: dict[type[Any], _Writer] = {}
 """By the class of the report: how the event that carries it is written."""
 _REPORT_NAMES = {kind: name for name, kind in REPORTED.items()}
 _ABOUT_REPORT = ("at", "island", "incarnation")
+
+
+def parse_timer(text: str) -> Timer:
+    """Return the timer whose text this is. Raises ValueError where no timer has it."""
+    kind, _, subject = text.partition(":")
+    if kind == "grace":
+        return GraceTimer(FragmentId(int(subject)))
+    if kind in set(IslandTimerKind):
+        return IslandTimer(IslandTimerKind(kind), IslandId(subject))
+    return JobTimer(text)
+
+
 SCALARS: dict[type[Any], Callable[[Any], str | int]] = {
     GraceTimer: str,
     IslandTimer: str,

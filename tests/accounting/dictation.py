@@ -20,10 +20,10 @@ from orchestrator.core.vocabulary import (
     JobOutcome,
     ReleaseReason,
     WeightedPayload,
-    parse_timer,
     payload_id,
 )
 from orchestrator.simulation.plan import sample_policy
+from orchestrator.tape.codec import parse_timer
 
 POLICY = replace(
     sample_policy(2, quorum=1, fragment_count=2),

@@ -14,7 +14,8 @@ from orchestrator.core import commands
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
 from orchestrator.core.messages import Flushed, Progress
-from orchestrator.core.vocabulary import Price, parse_timer
+from orchestrator.core.vocabulary import Price
+from orchestrator.tape.codec import parse_timer
 
 from .dictation import POLICY, Dictation
 

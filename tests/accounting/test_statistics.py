@@ -11,10 +11,11 @@ from orchestrator.accounting.series import Series
 from orchestrator.core import commands
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
-from orchestrator.core.vocabulary import CloseReason, RefusalReason, parse_timer
+from orchestrator.core.vocabulary import CloseReason, RefusalReason
 from orchestrator.host.state_view import core_status
 from orchestrator.simulation.plan import Fault, FaultKind, WorldPlan, sample_policy
 from orchestrator.simulation.world import World
+from orchestrator.tape.codec import parse_timer
 
 from .dictation import POLICY, Dictation
 

@@ -6,8 +6,9 @@ import pytest
 
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
-from orchestrator.core.vocabulary import RefusalReason, ReleaseReason, parse_timer
+from orchestrator.core.vocabulary import RefusalReason, ReleaseReason
 from orchestrator.errors import InternalError
+from orchestrator.tape.codec import parse_timer
 
 from .dictation import Dictation
 

@@ -20,7 +20,8 @@ from typing import Any
 from api.client import Client
 from orchestrator.simulation.plan import ENDLESS_TOKENS, Fault, FaultKind, WorldPlan
 from orchestrator.simulation.world import World
-from orchestrator.specification.config import parse_job, read_document
+from orchestrator.specification.config import parse_job
+from orchestrator.specification.documents import read_document
 from tests.bench import curve
 from tests.bench.goals import Goal, at_least
 from tests.bench.options import Options

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from orchestrator.core.fragment_round import __file__ as elsewhere
-from orchestrator.core.vocabulary import next_due
+from orchestrator.core.vocabulary import Schedule
 from tests.bench import way
 from tests.bench.way_hooks import Notes
 
@@ -30,12 +30,12 @@ def names(notes: Notes) -> dict[str, set[str]]:
 
 
 def test_a_function_is_noted_only_while_the_notes_count(notes: Notes) -> None:
-    next_due(0, 0, 3, 1009)
+    Schedule(3, 1009).next_due(0, 0)
     assert names(notes) == {}
     notes.counting = True
-    next_due(0, 0, 3, 1013)
+    Schedule(3, 1013).next_due(0, 0)
     notes.counting = False
-    assert names(notes) == {FILE: {"next_due", "offsets"}}
+    assert names(notes) == {FILE: {"Schedule.next_due", "Schedule.shared_count", "_places"}}
 
 
 def test_a_loop_that_was_entered_before_the_counting_began_is_noted_by_its_next_call(notes: Notes) -> None:

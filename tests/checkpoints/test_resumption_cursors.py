@@ -54,6 +54,14 @@ def test_a_checkpoint_of_an_earlier_build_is_of_the_same_data_and_another_tokeni
     assert differences({"training": {"batch_size": 2}}, {"training": {"batch_size": 3}}) == []
 
 
+def test_routers_are_apart_in_both_jobs_or_in_neither_and_how_often_they_merge_may_change() -> None:
+    without, four, six = ({"synchroniser": {"router_interval_steps": n}} for n in (None, 4, 6))
+    assert differences(four, six) == differences({"synchroniser": {}}, without) == []
+    (refusal,) = differences(without, four)
+    assert refusal.startswith("synchroniser.router_interval_steps was None but is 'set'")
+    assert differences(six, {}) != []
+
+
 def test_tokens_around_documents_are_the_same_where_one_of_the_two_leaves_them_to_the_tokenizer() -> None:
     def data(tokenizer: str, separator: int | None = None, **begin_token: object) -> dict:
         return {"data": {"tokenizer": tokenizer, "separator": separator, **begin_token}}

@@ -20,7 +20,8 @@ from orchestrator.core.effects import (
 )
 from orchestrator.core.events import ContributionArrived, ContributionUnusable, MergeFailed
 from orchestrator.core.messages import CaughtUp
-from orchestrator.core.vocabulary import HealthPolicy, RefusalReason, ReleaseReason, parse_timer
+from orchestrator.core.vocabulary import HealthPolicy, RefusalReason, ReleaseReason
+from orchestrator.tape.codec import parse_timer
 from tests.harness.story import Story, all_of, inputs, the
 
 USUAL = 2.0

@@ -24,13 +24,22 @@ from orchestrator.core.effects import (
     StopIsland,
 )
 from orchestrator.core.events import ConnectionLost, SynchroniserRestarted
-from orchestrator.core.messages import CaughtUp, Drained
+from orchestrator.core.messages import CaughtUp, Drained, Offer
 from orchestrator.core.salvage import changed_settings
 from orchestrator.core.saving import BeginCheckpoint
-from orchestrator.core.vocabulary import CloseReason, Epoch, FragmentId, GraceTimer, IslandId, JobPhase, Version
+from orchestrator.core.vocabulary import (
+    CloseReason,
+    Epoch,
+    FragmentId,
+    GraceTimer,
+    IslandId,
+    JobPhase,
+    Schedule,
+    Version,
+)
 from orchestrator.errors import DataError
 from orchestrator.host.state_view import core_status
-from orchestrator.replica.replica import Replica, ReplicaPolicy
+from orchestrator.replica.replica import Publication, Replica, ReplicaPolicy
 from orchestrator.specification.config import parse_job
 from orchestrator.tape.driver import MemorySink
 from orchestrator.tape.replay import replay
@@ -102,6 +111,19 @@ def test_a_longer_interval_moves_the_point_from_which_a_contribution_is_on_time(
     assert folded.merges[FragmentId(0), Version(1)].opened_at == story.now
 
 
+def test_an_interval_must_stay_above_that_of_the_routers() -> None:
+    story = Story("a", fragment_count=2, router_interval_steps=3)
+    story.starts("a")
+    refused = changed(story, sync_interval_steps=3)
+    assert not refused.accepted
+    assert "must be 4 to 1,000,000 inner steps, above synchroniser.router_interval_steps (3)" in refused.detail
+    assert changed(story, sync_interval_steps=8).accepted
+    assert the(MergeFragment, story.offers_fragment("a", fragment=1, step=1)).step == 1
+    story.merges(1, 1)
+    assert not all_of(MergeFragment, story.offers_fragment("a", fragment=1, step=3))
+    assert the(MergeFragment, story.offers_fragment("a", fragment=1, step=4)).step == 4, "routers keep their period"
+
+
 @pytest.mark.parametrize(
     ("wanted", "refusal"),
     [
@@ -150,9 +172,7 @@ def test_settings_survive_the_synchroniser_and_the_tape_is_decided_again_as_it_w
 
 def test_a_replica_offers_by_the_interval_that_it_was_given_last() -> None:
     replica = Replica(
-        ReplicaPolicy(
-            fragment_count=1, interval_steps=4, adoption="rebase", tokens_per_schedule_step=1, snapshots_max=None
-        )
+        ReplicaPolicy(schedule=Schedule(1, 4), adoption="rebase", tokens_per_schedule_step=1, snapshots_max=None)
     )
     replica.hold((Version(0),), 0)
     replica.start()
@@ -164,6 +184,23 @@ def test_a_replica_offers_by_the_interval_that_it_was_given_last() -> None:
             offered.append(replica.step)
     assert offered == [6, 12]
     assert replica.next_step[1] == 0.5
+
+
+def test_a_replica_offers_routers_by_their_own_period_whatever_the_interval() -> None:
+    replica = Replica(ReplicaPolicy(Schedule(2, 8, 3), "rebase", 1, None))
+    replica.hold((Version(0), Version(0)), 0)
+    replica.start()
+    offered: dict[int, list[int]] = {0: [], 1: []}
+    for _ in range(24):
+        if replica.step == 16:
+            replica.adjust(1.0, 4)
+        replica.step_taken(1)
+        for offer in replica.boundary().reports():
+            if isinstance(offer, Offer):
+                offered[offer.fragment].append(replica.step)
+                merged = Publication(offer.fragment, Version(offer.base_version + 1), offer.step, offer.offer)
+                replica.publication_arrived(merged)
+    assert offered == {0: [8, 16, 20, 24], 1: list(range(1, 25, 3))}
 
 
 def test_the_newest_settings_that_islands_or_the_checkpoint_know_go_on_after_a_salvage() -> None:

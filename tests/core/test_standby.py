@@ -18,7 +18,8 @@ from orchestrator.core.effects import (
     StopIsland,
 )
 from orchestrator.core.messages import CaughtUp, Ready
-from orchestrator.core.vocabulary import IslandPlan, IslandState, JobOutcome, parse_timer
+from orchestrator.core.vocabulary import IslandPlan, IslandState, JobOutcome
+from orchestrator.tape.codec import parse_timer
 from tests.harness.story import Story, all_of, placements, the
 
 SPARE = IslandPlan("spare", "group-b", "region-b", 1)

@@ -11,7 +11,7 @@ from orchestrator.core import events
 from orchestrator.core.effects import BeginCatchUp, Effect, MergeFragment, PlaceIsland
 from orchestrator.core.messages import CarriedReport, CaughtUp, Progress, Ready
 from orchestrator.core.synchroniser import Synchroniser
-from orchestrator.core.vocabulary import Contribution, IslandPlan, JobPolicy, next_due, payload_id
+from orchestrator.core.vocabulary import Contribution, IslandPlan, JobPolicy, payload_id
 from orchestrator.host.state_view import core_status
 from orchestrator.status import IslandStatus
 from orchestrator.tape.driver import Fold
@@ -111,8 +111,7 @@ class Story(Job):
         steps, tokens = facts.pop("steps", 1), facts.pop("tokens", 100)
         name_of_payload = payload_id(name, incarnation, fragment, number)
         current = self.core.state.rounds[fragment]
-        shape = (self.core.state.policy.fragment_count, self.core.state.policy.sync_interval_steps)
-        step = facts.pop("step", next_due(fragment, current.step, *shape))
+        step = facts.pop("step", self.core.state.policy.schedule.next_due(fragment, current.step))
         assert not facts
         return Contribution(
             name_of_payload, name, incarnation, fragment, number, step, version, steps, tokens, tokens_total=tokens

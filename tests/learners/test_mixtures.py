@@ -17,12 +17,17 @@ from learners.models import decoder as family
 from learners.models.model import Model
 from orchestrator.core.events import IslandReported, MergeCompleted
 from orchestrator.core.messages import Progress
+from orchestrator.errors import InvalidJobSpec
+from orchestrator.laboratory import train_tape
 from orchestrator.laboratory.multiplex import MultiplexedJob
+from orchestrator.laboratory.tape_training import TapeTraining
 from orchestrator.models.decoder import DecoderSection
-from orchestrator.specification.config import parse_job
+from orchestrator.simulation.plan import sample_policy
+from orchestrator.specification.config import JobSpec, parse_job
 from orchestrator.tape.codec import to_json
 from orchestrator.tape.driver import MemorySink
-from orchestrator.tape.schema import Header
+from orchestrator.tape.replay import replay
+from orchestrator.tape.schema import Header, decode_header, encode_header
 
 EXPERTS, ACTIVE, LAYERS = 4, 2, 2
 MIXTURE: dict[str, Any] = {
@@ -133,8 +138,51 @@ def test_a_job_of_two_islands_records_routers_experts_and_losses_around_adoption
     assert json.loads(json.dumps(mixture)) == mixture
 
 
+def test_routers_with_a_period_of_their_own_merge_as_much_more_often_and_the_tape_replays_to_the_bit() -> None:
+    spec = parse_job(
+        {
+            "islands": [{"node_group": "here", "count": 2}],
+            "budget": {"steps": 24},
+            "model": of_mixture(),
+            "data": {"sequence_length": 16},
+            "training": {"batch_size": 2, "inner_optimizer": {"warmup_steps": 2}},
+            "evaluation": {"sequences": 2},
+            "synchroniser": {
+                **{"fragments": 3, "interval_steps": 8, "overlap_steps": 1, "quorum": 2},
+                **{"router_interval_steps": 4, "adoption": "replace"},
+            },
+        }
+    )
+    sink = MemorySink()
+    job = MultiplexedJob(spec, jax_trainer.create, transfer_steps=0.5, recorder=sink)
+    for _ in job.run():
+        pass
+    tape = sink.tape(Header(spec.name, spec.policy()))
+    merges = [record.event for record in tape.records if isinstance(record.event, MergeCompleted)]
+    with_routers = {event.fragment for event in merges if event.router_distance is not None}
+    assert with_routers == {2}, "routers are in a fragment of their own, and in no other"
+    *others, of_routers = job.outcome.statistics["merges_per_fragment"]
+    assert max(others) <= 4, "3 intervals, and what is left at the end"
+    assert of_routers >= 2 * min(others)
+    assert replay(tape).exact
+    match = train_tape.match(tape, spec)
+    again = TapeTraining(match.spec, match.trace, jax_trainer.create)
+    for _ in again.run():
+        pass
+    assert again.trained.as_recorded_count == len(merges)
+    assert again.trained.digest == job.outcome.digest
+    with pytest.raises(InvalidJobSpec, match="router_interval_steps"):
+        train_tape.match(tape, parse_job({**spec.model_dump(mode="json"), "synchroniser": without_routers(spec)}))
+
+
+def without_routers(spec: JobSpec) -> dict[str, Any]:
+    return {**spec.synchroniser.model_dump(mode="json"), "router_interval_steps": None}
+
+
 def test_tapes_of_models_without_experts_are_as_they_were() -> None:
     merged = MergeCompleted(1.0, 0, 1, "d", 0.1)  # type: ignore[arg-type]
     report = IslandReported(1.0, "east", 1, Progress(1, 1, 10, 1.0, 0.1, 0.1, 3.0))  # type: ignore[arg-type]
     assert "router" not in to_json(merged)
+    assert "router" not in encode_header(Header("job", policy := sample_policy()))
+    assert decode_header(encode_header(apart := Header("job", replace(policy, router_interval_steps=5)))) == apart
     assert "mixture" not in to_json(report)

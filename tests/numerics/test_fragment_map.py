@@ -147,6 +147,35 @@ def test_what_cannot_be_cut_is_refused_with_a_remedy(shapes, count, roles, remed
         fragment_map.build(shapes, count, roles)
 
 
+MIXTURE = {"embed": (100, 4), "layers.router": (2, 4, 8), "layers.experts.up": (2, 8, 4, 6), "norm": (4,)}
+
+
+def test_routers_are_the_last_fragment_and_the_rest_is_cut_as_if_there_were_none():
+    roles = {"layers.experts.up": Role(stacked_axes=2), "layers.router": Role(stacked_axes=1)}
+    fragments = fragment_map.build(MIXTURE, 4, roles, routers_apart=True)
+    assert fragments[-1] == ("layers.router",)
+    rest = {name: shape for name, shape in MIXTURE.items() if name != "layers.router"}
+    assert fragments[:-1] == fragment_map.build(rest, 3, {"layers.experts.up": Role(stacked_axes=2)})
+    arrays = {name: np.zeros(shape, np.float32) for name, shape in MIXTURE.items()}
+    own = [tensors.shapes(taken(arrays, members)) for members in fragments]
+    fragment_map.require_own(own, roles, routers_apart=True)
+    with pytest.raises(DataError, match="other fragments"):
+        fragment_map.require_own(own, roles)
+
+
+@pytest.mark.parametrize(
+    ("shapes", "count", "lack"),
+    [
+        ({"embed": (9, 4), "up": (4, 4)}, 2, "no routers"),
+        ({"layers.router": (4, 4)}, 2, "nothing but routers"),
+        (MIXTURE, 1, "one fragment"),
+    ],
+)
+def test_routers_that_cannot_be_apart_are_refused_with_a_remedy(shapes, count, lack):
+    with pytest.raises(ConfigurationError, match=rf"synchroniser\.router_interval_steps .*{lack}\. Leave it out"):
+        fragment_map.build(shapes, count, routers_apart=True)
+
+
 def test_fragments_of_another_build_are_refused_and_own_ones_are_not():
     shapes, roles = {"embed": (100, 4), "up": (10, 4), "layers": (6, 5, 4)}, {"layers": Role(stacked_axes=1)}
     arrays = {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}

@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from orchestrator.core.messages import Offer
-from orchestrator.core.vocabulary import FragmentId, Version
+from orchestrator.core.vocabulary import FragmentId, Schedule, Version
 from orchestrator.replica.replica import AdoptVersion, BoundaryPlan, OfferFragment, Publication, Replica, ReplicaPolicy
 from orchestrator.replica.work import SNAPSHOTS_MAX, AdoptionRule, Mix, Rebase, Replace
 
@@ -88,7 +88,7 @@ LATE = ["step", "step", "step", "step", "step", (0, 1), "step", (0, 0), "step"]
 
 
 def replica(rule: AdoptionRule) -> Replica:
-    made = Replica(ReplicaPolicy(FRAGMENTS, INTERVAL, rule, 1, SNAPSHOTS_MAX[rule]))
+    made = Replica(ReplicaPolicy(Schedule(FRAGMENTS, INTERVAL), rule, 1, SNAPSHOTS_MAX[rule]))
     made.hold((Version(0),) * FRAGMENTS, 0)
     made.start()
     return made

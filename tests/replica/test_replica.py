@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from orchestrator.core.messages import Adopted, Drained, Flushed, Offer
-from orchestrator.core.vocabulary import NO_ANCHOR, AllOffers, FragmentId, ScheduleAnchor, Version
+from orchestrator.core.vocabulary import NO_ANCHOR, AllOffers, FragmentId, Schedule, ScheduleAnchor, Version
 from orchestrator.errors import InternalError
 from orchestrator.replica.replica import (
     AdoptVersion,
@@ -33,7 +33,7 @@ def replica(adoption: AdoptionRule = "replace", interval: int = 4, fragments: in
 
 
 def idle(adoption: AdoptionRule = "replace", interval: int = 4, fragments: int = 2) -> Replica:
-    return Replica(ReplicaPolicy(fragments, interval, adoption, ISLANDS * TOKENS, SNAPSHOTS_MAX[adoption]))
+    return Replica(ReplicaPolicy(Schedule(fragments, interval), adoption, ISLANDS * TOKENS, SNAPSHOTS_MAX[adoption]))
 
 
 def publish(

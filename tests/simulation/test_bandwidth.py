@@ -7,7 +7,16 @@ from dataclasses import replace
 import pytest
 
 from orchestrator.simulation import bandwidth
-from orchestrator.simulation.bandwidth import PUBLISHED, SYSTEMS, Exchange, Traffic, exchange_of, needed, utilisation
+from orchestrator.simulation.bandwidth import (
+    PUBLISHED,
+    SYSTEMS,
+    Exchange,
+    Traffic,
+    exchange_of,
+    mean_gbps,
+    needed,
+    utilisation,
+)
 
 PAPER = Traffic()
 
@@ -55,6 +64,20 @@ def test_the_12b_run_lies_in_the_published_range():
     for step_s in (1.6, 4.0):
         gbps = needed(exchange_of("decoupled", replace(wide, step_s=step_s)), 0.9) / 1e9
         assert 2.0 - 1e-9 <= gbps <= 5.0 + 1e-9
+
+
+def test_routers_that_are_due_as_often_as_the_rest_cost_what_they_did():
+    plain = exchange_of("decoupled", Traffic(fragments=24))
+    mixture = exchange_of("decoupled", Traffic(fragments=24, router_parameters=1e7))
+    assert mixture.bits == pytest.approx(plain.bits)
+
+
+@pytest.mark.parametrize("of_routers", [4, 6, 8])
+def test_the_mean_traffic_is_what_all_due_points_of_an_interval_carry(of_routers):
+    traffic = Traffic(fragments=9, router_parameters=2e8, router_interval_steps=of_routers)
+    due = (traffic.parameters - 2e8) + 2e8 * traffic.interval_steps / of_routers
+    seconds = traffic.interval_steps * traffic.step_s
+    assert mean_gbps("decoupled", traffic) * 1e9 == pytest.approx(due * traffic.wire_bits / seconds)
 
 
 def test_decoupled_waits_for_nothing_at_any_bandwidth():

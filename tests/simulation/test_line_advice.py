@@ -44,6 +44,18 @@ def test_fewer_bits_come_first() -> None:
     assert advice.reached["europe"] >= UTILISATION_MIN
 
 
+def test_routers_add_their_bits_and_keep_the_overlap_below_their_period() -> None:
+    routers = replace(SETTINGS, fragments=9, router_interval_steps=6, router_parameters=0.01 * DEMAND.parameters)
+    plain, apart = (utilisation_on(line(1e9), DEMAND, settings) for settings in (SETTINGS, routers))
+    assert apart < plain, "the others are as large as before, and routers come in addition"
+    few = replace(routers, router_parameters=0.0)
+    assert utilisation_on(line(1e9), DEMAND, few) == pytest.approx(plain)
+    advice = advised([line(6e7, round_trip_s=0.5)], DEMAND, routers)
+    assert advice.settings is not None
+    assert advice.settings.overlap_steps < 6
+    assert advice.settings.router_interval_steps == 6
+
+
 def test_the_slowest_line_decides_and_is_named() -> None:
     advice = advised([line(1e11, name="us-east"), line(2e8, name="asia")], DEMAND, SETTINGS)
     assert advice.slowest == "asia"

@@ -16,7 +16,8 @@ from orchestrator.simulation.line_advice import Demand, Line, bits_of, meeting
 from orchestrator.simulation.plan import Fault, FaultKind, IncarnationStart
 from orchestrator.simulation.planner import STATE_BYTES, Fleet, fleet_of, goodput_of, of_job, plain, planned
 from orchestrator.simulation.world import World
-from orchestrator.specification.config import parse_job, read_document
+from orchestrator.specification.config import parse_job
+from orchestrator.specification.documents import read_document
 
 FIGURES = {
     "parameters": "8e9",

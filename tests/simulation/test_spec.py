@@ -76,6 +76,7 @@ def test_every_problem_is_told_at_once_with_a_remedy():
         ({"synchroniser": {"quorum": 5}}, "synchroniser.quorum", "at most 4"),
         ({"synchroniser": {"adoption": "rebase", "staleness_max": 1}}, "synchroniser.staleness_max", "Set it to 0"),
         ({"synchroniser": {"adoption": "mix"}}, "synchroniser.adoption", "rebase or replace"),
+        ({"synchroniser": {"router_interval_steps": 6}}, "synchroniser.router_interval_steps", "Leave it out"),
         ({"duration": "60d", "level": "both"}, "duration", "level: fleet"),
         ({"steps": {"step_time": 0}, "level": "both"}, "steps.step_time", "more than 0"),
         ({"world": {"job": "x"}}, "world", "Give only one"),

@@ -24,6 +24,7 @@ A checker that never bites is worth nothing, so bugs are planted into the core, 
     takes who is silent      a standby that does not answer takes a place
     asks one donor twice     several donors are one
     waits for who leaves     when all islands are to go, their last rounds never close
+    forgets the routers      rounds of the routers' fragment wait for the period of the others
 """
 
 from __future__ import annotations
@@ -62,6 +63,8 @@ from tests.swarm.configurations import (
     PAUSED,
     PAUSES_FROM_SEED,
     QUORUM_RATIO,
+    ROUTERS,
+    ROUTERS_FROM_SEED,
     SAVING,
     SEVERAL_DONORS,
     SPOILT_LINKS,
@@ -71,7 +74,7 @@ from tests.swarm.configurations import (
 )
 from tests.waiting import PATIENCE_S
 
-SEEDS, CHUNK, HANGING_SEEDS, PAUSED_SEEDS = 50, 25, 9, 4
+SEEDS, CHUNK, HANGING_SEEDS, PAUSED_SEEDS, ROUTER_SEEDS = 50, 25, 9, 4, 4
 FOUND_WITHIN = 60
 """In so many seeds a bug is looked for, if the seed that is known to show it no longer does."""
 RICH = 18
@@ -108,11 +111,17 @@ def test_everything_holds_where_a_job_pauses_at_a_limit_of_cost(seed, survivors)
     survivors[seed] = trial.run(seed)
 
 
+@pytest.mark.parametrize("seed", range(ROUTERS_FROM_SEED, ROUTERS_FROM_SEED + ROUTER_SEEDS))
+def test_everything_holds_where_routers_have_a_period_of_their_own(seed, survivors):
+    survivors[seed] = trial.run(seed)
+
+
 def test_the_seeds_visit_every_feature_event_effect_and_reason(survivors):
     for seed in {
         *range(SEEDS),
         *range(HANGS_FROM_SEED, HANGS_FROM_SEED + HANGING_SEEDS),
         *range(PAUSES_FROM_SEED, PAUSES_FROM_SEED + PAUSED_SEEDS),
+        *range(ROUTERS_FROM_SEED, ROUTERS_FROM_SEED + ROUTER_SEEDS),
     } - survivors.keys():  # none, unless this test was asked for alone
         survivors[seed] = trial.run(seed)
     features = set().union(*(draw(seed).features for seed in survivors))
@@ -127,7 +136,7 @@ def test_the_seeds_visit_every_feature_event_effect_and_reason(survivors):
         ABSENCES,
         STATES_LEFT,
     }
-    later |= {QUORUM_RATIO, OVERLOAD, FINISHES, PAUSED}
+    later |= {QUORUM_RATIO, OVERLOAD, FINISHES, PAUSED, ROUTERS}
     assert features == {*FEATURES, *MEMBERSHIP, *SPOILT_LINKS, *HEALTH, *later}
     carried = (*get_args(CarriedReport), *get_args(commands.OperatorCommand))
     kinds = {kind.__name__ for kind in (*e.Event.__args__, *f.Effect.__args__, *carried)} - {e.FaultInjected.__name__}
@@ -288,6 +297,16 @@ def _waits_for_who_leaves(monkeypatch):
     monkeypatch.setattr(fragment_round, "decide_leaving", lambda *_: None)
 
 
+def _forgets_the_routers(monkeypatch):
+    real = fragment_life._due_step
+
+    def due_step(state, current):
+        shared = state.policy.schedule._replace(router_interval_steps=None)
+        return real(state, current) and shared.next_due(current.fragment, current.step)
+
+    monkeypatch.setattr(fragment_life, "_due_step", due_step)
+
+
 @pytest.mark.parametrize(
     ("plant", "sentence", "seed"),
     [
@@ -308,6 +327,7 @@ def _waits_for_who_leaves(monkeypatch):
         (_forgets_who_stands_by, "no island waits while a standby of its kind stands by", 4),
         (_takes_who_is_silent, "only who stands by takes a place, and one of its kind", 25),
         (_asks_one_donor_twice, "donors are different islands, and no more than the policy has", 8),
+        (_forgets_the_routers, "a round waits for somebody", ROUTERS_FROM_SEED + 1),
         (_waits_for_who_leaves, "a round waits for an island that leaves", 1009),
         (_gives_up_too_late, "a lost island waits out its back-off, or was given up after restarts_max", 12),
     ],

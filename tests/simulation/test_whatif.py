@@ -159,6 +159,26 @@ def test_every_problem_is_told_at_once_with_a_remedy():
     assert "interval_steps" in problems["colour"].remedy
 
 
+def test_settings_of_the_schedule_that_do_not_go_together_are_refused():
+    with pytest.raises(InvalidJobSpec) as caught:
+        apply(BEFORE, {"H": "6"})
+    (problem,) = caught.value.problems
+    assert problem.path == "H"
+    assert "overlap_steps, which is 6" in str(problem)
+    with pytest.raises(InvalidJobSpec) as caught:
+        apply(BEFORE, {"router_interval_steps": "24"})
+    (problem,) = caught.value.problems
+    assert problem.path == "router_interval_steps"
+    assert "above overlap_steps (6) and below interval_steps (24)" in str(problem)
+    assert apply(BEFORE, {"router_interval_steps": "8"}).policy.schedule == (8, 24, 8)
+
+
+def test_routers_with_a_period_of_their_own_merge_as_much_more_often(tape):
+    summary = what_if(tape, {"router_interval_steps": "8"}).summary()
+    merges = summary["columns"]["changed"]["merges_per_fragment"]
+    assert merges[-1] == pytest.approx(3 * sum(merges[:-1]) / len(merges[:-1]), rel=0.1)
+
+
 def test_a_fleets_tape_is_refused_by_name(tape):
     fleet = Tape(FleetHeader("million-chips", POLICY, {}, 0), ())
     with pytest.raises(DataError, match=r"million-chips.*slices of chips"):

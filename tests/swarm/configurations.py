@@ -67,8 +67,10 @@ QUORUM_RATIO, OVERLOAD = "quorum by ratio", "overload"
 ALL_ISLANDS_DEPART = "all islands depart together"
 ABSENCES = "absences"
 STATES_LEFT = "states left"
+ROUTERS, ROUTERS_FROM_SEED = "routers apart", 3000
 """Features added later still. Hangs, islands that all depart within one round, and groups without a node
-are only in seeds above those whose decisions are recorded, and pauses at a limit of cost only in seeds above those."""
+are only in seeds above those whose decisions are recorded, pauses at a limit of cost only in seeds above those, and routers
+with a period of their own only in seeds above those."""
 LATER = {*MEMBERSHIP, *MEMBERSHIP.values(), *SPOILT_LINKS, *HEALTH, NOTICES, HANGS, FINISHES} - {FaultKind.READD}
 LATER |= {FaultKind.PAUSE, FaultKind.CONTINUE}
 FEATURES = (
@@ -163,6 +165,7 @@ class _Draw:
         self.leaving = Random(f"atoll swarm {seed} states left")
         self.settings = Random(f"atoll swarm {seed} settings")
         self.limits = Random(f"atoll swarm {seed} limits of cost")
+        self.routers = Random(f"atoll swarm {seed} routers")
         features = {feature for feature in FEATURES if self.random.random() < 0.5}
         features |= {kind for kind in MEMBERSHIP if self.operators.random() < 0.5}
         features |= {kind for kind in SPOILT_LINKS if self.links.random() < 0.1}
@@ -178,6 +181,7 @@ class _Draw:
         features |= {ALL_ISLANDS_DEPART} if seed >= HANGS_FROM_SEED and self.evacuations.random() < 0.5 else set()
         features |= {FINISHES} if seed >= HANGS_FROM_SEED and self.settings.random() < 0.3 else set()
         features |= {PAUSED} if seed >= PAUSES_FROM_SEED and self.limits.random() < 0.7 else set()
+        features |= {ROUTERS} if seed >= ROUTERS_FROM_SEED else set()
         self.features = frozenset(features | {feature for feature in HEALTH if self.health.random() < 0.5})
         choice, randint = self.random.choice, self.random.randint
         self.islands = [IslandId(f"island-{n}") for n in range(randint(1, 8))]
@@ -211,6 +215,16 @@ class _Draw:
             policy = replace(policy, quorum_ratio=ratio, grace_floor_steps=floor_steps)
         if self.on(ALL_ISLANDS_DEPART):
             policy = replace(policy, leaving_closes=True)
+        if self.on(ROUTERS):
+            count, interval = max(2, self.fragments), max(4, self.interval)
+            own = self.routers.randint(max(2, interval // count), interval - 1)  # links have room for that many
+            policy = replace(
+                policy,
+                fragment_count=count,
+                sync_interval_steps=interval,
+                router_interval_steps=own,
+                overlap_steps=min(policy.overlap_steps, own - 1),
+            )
         if self.on(MEASURING_ISLANDS):
             time_ratio = self.measuring.choice((None, 0.05, 1.0))
             policy = replace(policy, evaluation=EvaluationPolicy(24, time_ratio, on_islands=True))

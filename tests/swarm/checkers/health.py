@@ -48,7 +48,9 @@ class Health:
     def _arrived(self, event: e.ContributionArrived, effects: tuple[f.Effect, ...]) -> bool:
         c = event.contribution
         assert event.displacement is not None
-        far = event.displacement / max(1.0, c.step_count / self._policy.sync_interval_steps)
+        own, is_last = self._policy.router_interval_steps, c.fragment == self._policy.fragment_count - 1
+        period = own if own is not None and is_last else self._policy.sync_interval_steps
+        far = event.displacement / max(1.0, c.step_count / period)
         latest, ratio_max = self._latest[c.fragment], self._policy.health.displacement_ratio_max
         judged = ratio_max is not None and bool(latest) and self._rounds.all[c.fragment].version >= FIRST_VERSIONS
         exploding = judged and ratio_max is not None and far > ratio_max * _usual(latest)

@@ -331,8 +331,14 @@ class Rounds:
         """Who contributed at or after the first due point past the last merge; everybody, when the job ends."""
         if self._islands.ending:
             return current.open.keys()
-        interval, due_step = self._policy.sync_interval_steps, current.step + 1
-        while (due_step - current.fragment * interval // self._policy.fragment_count) % interval:
+        policy, due_step = self._policy, current.step + 1
+        period, own = policy.sync_interval_steps, policy.router_interval_steps
+        shared_count = policy.fragment_count - (own is not None)
+        if own is not None and current.fragment == shared_count:
+            period, place = own, 1
+        else:
+            place = current.fragment * period // shared_count
+        while (due_step - place) % period:
             due_step += 1
         return {island for island, c in current.open.items() if c.step >= due_step}
 
