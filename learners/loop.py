@@ -78,9 +78,8 @@ nobody knows its tokens. Each report is a line of the tape, and twice as many br
 
 @dataclass(frozen=True, slots=True)
 class LoopPlan:
-    """``fragments[p]`` names the pieces of fragment p; ``interval_steps`` is H; ``mix_alpha`` is α, the weight of the own
-    ones. ``router_interval_steps`` is the period of the last fragment if it has the routers alone.
-
+    """``fragments[p]`` names the pieces of fragment p; ``interval_steps`` is H, ``router_interval_steps`` the routers' N if
+    they are the last fragment; ``mix_alpha`` is α, the weight of the own pieces.
     ``rank`` is this process's rank in an island of several hosts; None for an island of one process.
     ``step_limits`` apply to a loop with a thread of its own.
     ``tokens_per_schedule_step`` are those of an inner step of all islands together. Offers are encoded by ``codec``.

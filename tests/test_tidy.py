@@ -77,8 +77,8 @@ MAY_IMPORT = {
         "orchestrator.elastic": "orchestrator.core",
         "orchestrator.kubernetes": """
             orchestrator.errors orchestrator.runtime.settings orchestrator.specification.bounds
-            orchestrator.specification.config orchestrator.specification.validation orchestrator.system.roots
-            orchestrator.system.user_packages pydantic
+            orchestrator.specification.config orchestrator.specification.documents
+            orchestrator.specification.validation orchestrator.system.roots orchestrator.system.user_packages pydantic
         """,
         "orchestrator.tape": """
             orchestrator.accounting orchestrator.core orchestrator.elastic orchestrator.errors

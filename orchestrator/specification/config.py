@@ -126,9 +126,7 @@ class JobSpec(Section):
     def batch_ramp(self) -> BatchRamp:
         """Return how the islands' batches grow, in steps of the schedule."""
         own = self.training.batch_ramp
-        if own is None:
-            return NO_RAMP
-        return BatchRamp(own.parts, max(1, -(-own.tokens // self.tokens_per_schedule_step)))
+        return NO_RAMP if own is None else BatchRamp(own.parts, max(1, -(-own.tokens // self.tokens_per_schedule_step)))
 
     @property
     def trained_shapes(self) -> Mapping[str, tuple[int, ...]] | None:
