@@ -156,7 +156,7 @@ class Autopilots:
     def look_elsewhere(self, folder: Path, section: AutopilotSection) -> Mapping[str, Any]:
         """Look at the tape in another process. Raises InfrastructureError with the reason if that fails."""
         command = python_process.module("api.jobs.autopilot", str(folder))
-        wanted = {"ranges": section.bounds.ranges(), "gain_min": section.gain_min_ratio}
+        wanted = {"ranges": section.bounds.ranges(), "gain_min": section.gain_min_ratio, "service": os.getpid()}
         with self._lock:
             if self._closing:
                 raise InfrastructureError(detail="the service ends.")
@@ -246,6 +246,8 @@ def main(arguments: list[str]) -> int:
     os.nice(NICE)
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     wanted = json.loads(sys.stdin.buffer.read())
+    if os.getppid() != wanted["service"]:
+        return 1  # it was killed before this process could ask to end with it
     ranges = {name: (pair[0], pair[1]) for name, pair in wanted["ranges"].items()}
     try:
         print(json.dumps(report_on(Path(arguments[0]), ranges, wanted["gain_min"])))

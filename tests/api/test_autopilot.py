@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from orchestrator.core.vocabulary import NodeGroupId
 from orchestrator.errors import DataError, InfrastructureError
 from orchestrator.simulation.fit import fit
 from orchestrator.specification.sections import AutopilotSection
+from orchestrator.system import python_process
 from tests.api.clockwork import Clockwork
 from tests.api.installation import Installation
 from tests.waiting import wait_until
@@ -164,6 +167,10 @@ def test_a_look_in_its_own_process_reads_the_tape_or_says_why_not(tmp_path: Path
     assert set(seen["settings"]) == {"interval_steps", "quorum", "grace", "standbys"}
     with pytest.raises(InfrastructureError, match="there is no tape yet"):
         elsewhere.look_elsewhere(tmp_path / "nowhere", section)
+    wanted = {"ranges": {}, "gain_min": 0.01, "service": 1}  # its service is not the process that started it
+    command = python_process.module("api.jobs.autopilot", str(desk.folder))
+    orphan = subprocess.run(command, input=json.dumps(wanted), capture_output=True, text=True)
+    assert (orphan.returncode, orphan.stdout) == (1, "")
     elsewhere.close()
     with pytest.raises(InfrastructureError, match="the service ends"):
         elsewhere.look_elsewhere(desk.folder, section)
