@@ -31,15 +31,16 @@ from pydantic import ValidationError
 
 from api.jobs.background_loop import BackgroundLoop, ProblemLog, reason_of
 from api.jobs.service import Service
+from api.jobs.translate import request_in
 from api.run.folder import parsed, put, read_below
 from api.run.records import TapeReader
 from api.schemas import Look, SettingAdvice
-from api.storage.store import JobRow, Store
+from api.storage.store import CommandRow, JobRow, Store
 from orchestrator.core import commands
 from orchestrator.errors import AtollError, DataError, InfrastructureError, first_line
 from orchestrator.simulation.autopilot import AUTOPILOT, Limits, Pilot, command_for
 from orchestrator.specification.sections import AutopilotSection
-from orchestrator.system import plain, python_process
+from orchestrator.system import plain, python_process, signals
 from orchestrator.system.run_folder import ADVICE, TAPE
 from orchestrator.tape.schema import Header, Record, Tape, decode_header, decode_line
 
@@ -55,6 +56,8 @@ ADVICE_BYTES_MAX = 1 << 20
 ANSWER_BYTES_MAX = 256 << 10
 NICE = 19
 RUNNING = frozenset({"running"})
+CHANGED_MEANWHILE = "settings were changed while the autopilot looked at the tape"
+"""A look takes minutes on a busy machine, and an operator's `atoll set` in that time is the operator's."""
 
 
 def advice_of(folder: Path) -> list[Look]:
@@ -115,6 +118,7 @@ class Autopilots:
 
     def _see_to(self, row: JobRow, section: AutopilotSection) -> None:
         folder = Path(row.run_dir)
+        on_tape = {change.command for change in self._changes(row.job) if change.accepted is not None}
         try:
             report = dict(self._look(folder, section))
         except InfrastructureError as error:
@@ -123,10 +127,16 @@ class Autopilots:
         if self._closing:
             return
         looks = advice_of(folder)
+        if report.get("advice") and not {change.command for change in self._changes(row.job)} <= on_tape:
+            report["advice"] = {**report["advice"], "held_by": CHANGED_MEANWHILE}
         report["command"] = self._acted(row, section, report)
         look = Look.model_validate({**plain.finite(report), "looked_at_time": time.time()})
         content = {"looks": [one.model_dump(mode="json") for one in (look, *looks)][:LOOKS_KEPT]}
         put(folder, ADVICE, json.dumps(content).encode())
+
+    def _changes(self, job: str) -> list[CommandRow]:
+        """Return the commands, of any caller, that change settings of the job."""
+        return [row for row in self._store.commands(job) if isinstance(request_in(row), commands.Set)]
 
     def _acted(self, row: JobRow, section: AutopilotSection, report: Mapping[str, Any]) -> str | None:
         """Have the job make the advised change, if it may. Return the command's id."""
@@ -146,7 +156,7 @@ class Autopilots:
     def look_elsewhere(self, folder: Path, section: AutopilotSection) -> Mapping[str, Any]:
         """Look at the tape in another process. Raises InfrastructureError with the reason if that fails."""
         command = python_process.module("api.jobs.autopilot", str(folder))
-        wanted = {"ranges": section.bounds.ranges(), "gain_min": section.gain_min_ratio}
+        wanted = {"ranges": section.bounds.ranges(), "gain_min": section.gain_min_ratio, "service": os.getpid()}
         with self._lock:
             if self._closing:
                 raise InfrastructureError(detail="the service ends.")
@@ -231,10 +241,13 @@ def tape_in(folder: Path) -> Tape:
 
 def main(arguments: list[str]) -> int:
     """Print the report on the tape in a folder, with the wanted bounds on standard input, as JSON."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the service ends this process
+    signals.end_with_parent()  # a service that is killed cannot end this process
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.nice(NICE)
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     wanted = json.loads(sys.stdin.buffer.read())
+    if os.getppid() != wanted["service"]:
+        return 1  # it was killed before this process could ask to end with it
     ranges = {name: (pair[0], pair[1]) for name, pair in wanted["ranges"].items()}
     try:
         print(json.dumps(report_on(Path(arguments[0]), ranges, wanted["gain_min"])))

@@ -18,6 +18,7 @@ and more frequent ones are credited with nothing. A change that lets fewer islan
 synchroniser above half of the time, is not advised. A setting moves by at most a factor of two, or by one, at a time.
 
 No advice is given on a tape whose own figures the fitted world does not give back: what was not understood is not improved.
+They are compared from the latest change of a setting on, because the world has the settings of now all the time.
 """
 
 from __future__ import annotations
@@ -136,19 +137,24 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class _Stretch:
-    """The policy and the plan that are simulated from 0 to ``until``, and measured from ``since`` on."""
+    """The policy and the plan that are simulated from 0 to ``until``, and measured from ``since`` on.
+
+    The tape was made with these settings from ``as_set_since`` on, which is not earlier.
+    """
 
     policy: JobPolicy
     plan: WorldPlan
     since: Instant
+    as_set_since: Instant
     until: Instant
 
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """The figures of one simulated stretch."""
+    """The figures of one simulated stretch. ``tokens_as_set`` are merged in a second from ``as_set_since`` on."""
 
     tokens_per_second: float
+    tokens_as_set: float
     goodput_ratio: float
     contributors: float
     drift_steps: float
@@ -162,7 +168,7 @@ class Pilot:
         """Raises DataError if no world fits the tape."""
         self._limits, self._gain_min, self._seed = limits or Limits(), gain_min, seed
         self._fitted = fit(tape)
-        self._policy, self._changers = _as_set(tape)
+        self._policy, self._changers, self._changed_at = _as_set(tape)
         self._record = tape.records[-1].n if tape.records else 0
         self._at = max((event.at for event, _ in job_steps(tape)), default=0.0)
         usual = sorted(self._fitted.plan.step_s)[len(self._fitted.plan.step_s) // 2]
@@ -173,15 +179,23 @@ class Pilot:
     def look(self) -> Report:
         """Simulate, and return the advice or why there is none."""
         begins, since = self._span
-        if self._at - (self._fitted.plan.seed_s or 0.0) < INTERVALS_MIN * self._interval_s:
+        wanted_s = INTERVALS_MIN * self._interval_s
+        if self._at - (self._fitted.plan.seed_s or 0.0) < wanted_s:
             return self._report(
                 f"the job has trained for less than {INTERVALS_MIN} intervals of H; more of it is needed"
             )
-        happened = _happened(self._tape, since)
-        stretch = _Stretch(self._policy, _recent(self._fitted.plan, begins), since - begins, self._at - begins)
+        as_set_since = max(since, self._changed_at + self._interval_s) if self._changed_at else since
+        if self._changed_at and self._at - self._changed_at < wanted_s:
+            return self._report(
+                f"the job has trained for less than {INTERVALS_MIN} intervals of H since a setting was changed; more of "
+                "it is needed"
+            )
+        happened = _happened(self._tape, as_set_since)
+        plan = _recent(self._fitted.plan, begins)
+        stretch = _Stretch(self._policy, plan, since - begins, as_set_since - begins, self._at - begins)
         chosen_on = range(self._seed, self._seed + SEEDS_TO_CHOOSE)
         now = [_simulated(stretch, seed) for seed in chosen_on]
-        simulated = _mean([run.tokens_per_second for run in now])
+        simulated = _mean([run.tokens_as_set for run in now])
         error = abs(simulated / happened - 1.0) if happened else inf
         if error > FIT_ERROR_MAX:
             return self._report(
@@ -295,9 +309,14 @@ def _simulated(stretch: _Stretch, seed: int) -> _Run:
     world = World(replace(stretch.policy, token_budget=ENDLESS_TOKENS), plan, seed, checked=False)
     world.run(stretch.since)
     before, counts_before = world.goodput.summary(stretch.since), world.statistics.summary()
+    if stretch.as_set_since > stretch.since:
+        world.resume(stretch.as_set_since)
+    merged_before: float = world.goodput.summary(stretch.as_set_since)["tokens"]["merged"]
     world.resume(stretch.until)
     after, counts_after = world.goodput.summary(stretch.until), world.statistics.summary()
-    return _between(before, counts_before, after, counts_after, plan.tokens_per_step, stretch)
+    merged = after["tokens"]["merged"] - merged_before
+    as_set = merged / (stretch.until - stretch.as_set_since)
+    return _between(before, counts_before, after, counts_after, as_set, plan.tokens_per_step, stretch)
 
 
 def _between(
@@ -305,6 +324,7 @@ def _between(
     counts_before: Mapping[str, Any],
     after: Mapping[str, Any],
     counts_after: Mapping[str, Any],
+    tokens_as_set: float,
     tokens_per_step: int,
     stretch: _Stretch,
 ) -> _Run:
@@ -322,6 +342,7 @@ def _between(
     lost = {name: causes[name] - before["badput_seconds"].get(name, 0.0) for name in causes}
     return _Run(
         tokens_per_second=(after["tokens"]["merged"] - before["tokens"]["merged"]) / (stretch.until - stretch.since),
+        tokens_as_set=tokens_as_set,
         goodput_ratio=productive / total if total else 0.0,
         contributors=contributions / merges if merges else 0.0,
         drift_steps=trained / tokens_per_step * shared / to_shared if to_shared else 0.0,
@@ -408,9 +429,9 @@ def _happened(tape: Tape, since: Instant) -> float:
     return (merged - (before or 0.0)) / (goodput.at - since) if goodput.at > since else 0.0
 
 
-def _as_set(tape: Tape) -> tuple[JobPolicy, dict[str, str]]:
-    """Return the policy with the settings that the job has now, and who changed each last."""
-    policy, changers = job_header(tape).policy, dict[str, str]()
+def _as_set(tape: Tape) -> tuple[JobPolicy, dict[str, str], Instant]:
+    """Return the policy with the settings that the job has now, who changed each last, and when one was changed last."""
+    policy, changers, changed_at = job_header(tape).policy, dict[str, str](), 0.0
     for event, effects in job_steps(tape):
         after = policy_after(policy, event, effects)
         if after is policy or not isinstance(event, e.CommandRequested):
@@ -422,9 +443,10 @@ def _as_set(tape: Tape) -> tuple[JobPolicy, dict[str, str]]:
             "quorum": request.quorum,
             "grace": request.grace_cap_steps,
         }
-        changers |= {name: event.caller for name, value in named.items() if value is not None}
-        policy = after
-    return policy, changers
+        changed = {name: event.caller for name, value in named.items() if value is not None}
+        changers |= changed
+        policy, changed_at = after, event.at if changed else changed_at
+    return policy, changers, changed_at
 
 
 # ── helpers ───────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from api.jobs.autopilot import LOOKS_KEPT, Autopilots, advice_of
+from api.jobs.autopilot import CHANGED_MEANWHILE, LOOKS_KEPT, Autopilots, advice_of, tape_in
 from api.jobs.service import Service
 from api.schemas import Advice
 from api.storage.store import Store
 from api.terminal.record_text import advised
-from orchestrator.errors import InfrastructureError
+from orchestrator.core.commands import Command, Set, Uncordon
+from orchestrator.core.vocabulary import NodeGroupId
+from orchestrator.errors import DataError, InfrastructureError
+from orchestrator.simulation.fit import fit
 from orchestrator.specification.sections import AutopilotSection
+from orchestrator.system import python_process
 from tests.api.clockwork import Clockwork
 from tests.api.installation import Installation
 from tests.waiting import wait_until
@@ -46,6 +52,8 @@ class Desk:
         self.service = Service(Clockwork(folder / "clockwork"), self.store, self.installation.runs)
         self.now = 0.0
         self.answers: list[Mapping[str, Any] | InfrastructureError] = []
+        self.meanwhile: Command | None = None
+        """What an operator asks for during a look."""
         self.autopilots = Autopilots(self.service, self.store, self.look, lambda: self.now)
         autopilot = {"kind": kind, "bounds": {"interval_steps": [6, 16]}, "every_s": 60.0}
         spec = self.installation.spec(steps=2_000_000) | {"autopilot": autopilot}
@@ -59,6 +67,8 @@ class Desk:
 
     def look(self, folder: Path, section: AutopilotSection) -> Mapping[str, Any]:
         answer = self.answers.pop()
+        if self.meanwhile is not None:
+            self.service.submit_command(self.job, self.meanwhile, "ada")
         if isinstance(answer, InfrastructureError):
             raise answer
         return answer
@@ -97,6 +107,20 @@ def test_a_change_within_bounds_is_one_command_with_its_reason(desk: Desk) -> No
     assert desk.commands() == [("autopilot", "set")]
 
 
+def test_a_setting_that_an_operator_changes_during_a_look_is_left_alone(desk: Desk) -> None:
+    desk.meanwhile = Set(sync_interval_steps=10)
+    desk.round(report(12.0))
+    assert desk.commands() == [("ada", "set")]
+    (look,) = advice_of(desk.folder)
+    assert look.command is None
+    assert look.advice is not None
+    assert look.advice.held_by == CHANGED_MEANWHILE
+    desk.meanwhile = Uncordon(NodeGroupId("asia"))  # which changes no setting
+    wait_until(lambda: [one.state for one in desk.service.commands(desk.job)] == ["accepted"])
+    desk.round(report(12.0, 2))
+    assert desk.commands() == [("ada", "set"), ("ada", "uncordon"), ("autopilot", "set")]
+
+
 @pytest.mark.parametrize("answer", [report(4.0), report(32.0), report(12.0, held_by="ada has set interval_steps")])
 def test_what_is_out_of_bounds_or_an_operators_is_recorded_and_not_done(desk: Desk, answer: Mapping[str, Any]) -> None:
     desk.round(answer)
@@ -126,15 +150,27 @@ def test_observing_changes_nothing(tmp_path: Path) -> None:
     desk.store.close()
 
 
+def has_a_world(folder: Path) -> bool:
+    try:
+        return bool(fit(tape_in(folder)).plan.step_s)
+    except DataError:
+        return False
+
+
 def test_a_look_in_its_own_process_reads_the_tape_or_says_why_not(tmp_path: Path) -> None:
     desk = Desk(tmp_path, "observe")
     elsewhere = Autopilots(desk.service, desk.store)
     section = AutopilotSection(kind="observe")
+    wait_until(lambda: has_a_world(desk.folder), "a tape on which islands train")
     seen = elsewhere.look_elsewhere(desk.folder, section)
     assert seen["outcome"]
     assert set(seen["settings"]) == {"interval_steps", "quorum", "grace", "standbys"}
     with pytest.raises(InfrastructureError, match="there is no tape yet"):
         elsewhere.look_elsewhere(tmp_path / "nowhere", section)
+    wanted = {"ranges": {}, "gain_min": 0.01, "service": 1}  # its service is not the process that started it
+    command = python_process.module("api.jobs.autopilot", str(desk.folder))
+    orphan = subprocess.run(command, input=json.dumps(wanted), capture_output=True, text=True)
+    assert (orphan.returncode, orphan.stdout) == (1, "")
     elsewhere.close()
     with pytest.raises(InfrastructureError, match="the service ends"):
         elsewhere.look_elsewhere(desk.folder, section)

@@ -18,6 +18,7 @@ from orchestrator.specification.config import parse_job
 from orchestrator.specification.training_sections import TrainerSection
 from orchestrator.system.roots import AllowedRoots
 from tests.ray.jobs import STEPS_ON, Job
+from tests.ray.reign import Reign, reigning
 from tests.waiting import wait_until
 
 
@@ -57,6 +58,13 @@ def wait_until_free(port: RayControlPort) -> None:
     wait_until(
         lambda: all(group["cpus_free"] == group["cpus"] for group in port.node_groups()), "the end of all islands"
     )
+
+
+@pytest.fixture
+def reign(home: Path, tmp_path: Path) -> Iterator[Reign]:
+    """A service that may be killed, and the ones after it."""
+    with reigning(home, tmp_path) as reign:
+        yield reign
 
 
 @contextmanager

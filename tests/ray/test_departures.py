@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from itertools import pairwise
 from pathlib import Path
+from threading import Event, Thread
 
 import psutil
 import pytest
 
+from api.jobs.cordons import BAD_NODE_RULE, ROUND_EVERY_S
+from api.schemas import NodeCordon
+from orchestrator.accounting.failures import INCIDENT_S, NODE_FAILURES_MIN
 from orchestrator.core import commands, events
 from orchestrator.core.effects import PlaceIsland
 from orchestrator.core.messages import Drained, Progress
+from orchestrator.errors import AtollError
 from orchestrator.kubernetes.manifests import Shipped, rendered
 from orchestrator.kubernetes.values import Values
 from orchestrator.runtime.clusterfile import ClusterFile
@@ -26,11 +32,13 @@ from orchestrator.runtime.settings import TOKEN_VARIABLE
 from orchestrator.status import NodeGroupRecord
 from tests.metadata import MachineMetadata, serving
 from tests.ray.jobs import ENDLESS, Job, assert_sound, synthetic
+from tests.ray.reign import reigning
 from tests.waiting import PATIENCE_S, wait_until
 
 pytestmark = pytest.mark.ray
 
 NOTICE_S = 30.0
+NAMED = ("unshare", "--uts", "sh", "-c", 'hostname "$0" && exec "$@"')
 GROUP = "spot"
 
 
@@ -81,19 +89,21 @@ class Machine:
 def join(home: Path, port: RayControlPort, tmp_path: Path) -> Iterator[Callable[..., Machine]]:
     """``atoll join`` to the cluster of these tests, with options and a metadata server, if any.
 
+    With ``host``, which takes root, the machine has this name, so that tapes can tell it from the others.
     At the end the cluster is as before: machines that still run lose their power, and the head forgets them.
     """
     cluster = ClusterFile.find(home)
     assert cluster is not None
     machines: list[Machine] = []
 
-    def join_one(*options: str, metadata: MachineMetadata | None = None) -> Machine:
+    def join_one(*options: str, metadata: MachineMetadata | None = None, host: str | None = None) -> Machine:
         said = {"ATOLL_NOTICES": "auto", "ATOLL_METADATA_URL": metadata.url} if metadata else {"ATOLL_NOTICES": "off"}
         environment = {**os.environ, **said, TOKEN_VARIABLE: cluster.environment[TOKEN_VARIABLE]}
         command = ["join", cluster.address, "--group", GROUP, "--region", "us-east1", "--cpus", "4", *options]
         log = tmp_path / f"machine-{len(machines)}.log"
         with log.open("wb") as file:
             program = [sys.executable, "-m", "api.cli", *command, "--own-address", "127.0.0.1"]
+            program = [*NAMED, host, *program] if host else program
             machines.append(Machine(subprocess.Popen(program, env=environment, stdout=file, stderr=file), log))
         machines[-1].wait_until_it_joined()
         return machines[-1]
@@ -238,6 +248,96 @@ def test_an_island_that_dies_on_a_cordoned_node_comes_back_on_another_one_of_its
     job.command(commands.Cancel())
     job.wait_for_end()
     assert_sound(job)
+
+
+@contextmanager
+def failing(job: Job, machine: Machine) -> Iterator[list[str]]:
+    """Meanwhile this machine kills every island of the job that has begun to train on it. Yields the islands, by kill."""
+    enough, killed = Event(), list[str]()
+    pids: set[int] = set()
+
+    def go_on() -> None:
+        while not enough.wait(INCIDENT_S + 1.0):  # as separate incidents
+            with suppress(AtollError, psutil.Error):
+                islands = job.seen()["view"]["islands"]
+                ill = [one for one in islands if one["state"] == "training" and one["pid"] not in pids]
+                for one in ill:
+                    if machine.runs(one["pid"]):
+                        pids.add(one["pid"])
+                        psutil.Process(one["pid"]).kill()
+                        killed.append(one["island"])
+                        break
+
+    thread = Thread(target=go_on)
+    thread.start()
+    try:
+        yield killed
+    finally:
+        enough.set()
+        thread.join()
+
+
+@pytest.mark.soak("a service, two machines and a job of their own, which fails for a minute")
+@pytest.mark.timeout(1800)
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives machines names of their own, which needs root")
+def test_the_rule_cordons_a_node_that_kills_its_islands_and_they_go_to_the_other_one(
+    join: Callable[..., Machine], home: Path, port: RayControlPort, tmp_path: Path
+) -> None:
+    machines = {name: join(host=name) for name in ("left", "right")}
+
+    def places(job: Job) -> dict[str, str]:
+        """The machine of each island of the group that trains."""
+        trains = [one for one in job.status()["view"]["islands"] if one["state"] == "training"]
+        own = [one for one in trains if one["island"].startswith(GROUP)]
+        pairs = [(one["island"], name) for one in own for name, machine in machines.items() if machine.runs(one["pid"])]
+        return dict(pairs)
+
+    with reigning(home, tmp_path, "--cordon-bad-nodes") as reign, reign.client() as client:
+        recovery = {"restarts_max": 1000, "backoff_max_s": 0.5}
+        document = synthetic(ENDLESS, recovery=recovery)
+        document["islands"] = [{"node_group": GROUP, "count": 2}, {"node_group": "us-east"}]
+        name = client.submit(document).job
+        job = Job(port, name, reign.runs / name)
+        bad = next(iter(job.wait_until(lambda: len(places(job)) == 2 and places(job), "both train").values()))
+        (good,) = machines.keys() - {bad}
+
+        def cordons() -> list[NodeCordon]:
+            return [one for group in client.node_groups() for one in group.cordoned_nodes]
+
+        with failing(job, machines[bad]) as killed:
+            job.wait_until(cordons, "a cordon by the rule")
+            (cordon,) = cordons()
+            assert (cordon.node, cordon.node_group, cordon.cordoned_by) == (bad, GROUP, BAD_NODE_RULE)
+            assert cordon.in_force
+            assert len(killed) >= NODE_FAILURES_MIN
+            assert any(island in cordon.reason for island in killed), cordon.reason
+            trail = [one for one in client.audit().entries if one.path.endswith(f"/nodes/{bad}/cordon")]
+            assert [(one.caller, one.method) for one in trail] == [(BAD_NODE_RULE, "POST")]
+            assert re.search(rf'^atoll_nodes_cordoned{{group="{GROUP}",.*}} 1\.0$', reign.metrics(), re.MULTILINE)
+            # it kills once more what trains there, which then goes to the other one for good
+            job.wait_until(lambda: list(places(job).values()) == [good, good], "both on the other machine")
+        diagnosis = client.diagnosis(name)
+        found = [one for one in (diagnosis.cause, *diagnosis.others) if one and one.cause == "a bad node"]
+        assert [one.subject for one in found] == [bad], diagnosis
+        lines = {record.n: record.event for record in job.records()}
+        assert found[0].records
+        assert all(isinstance(lines[n], events.ConnectionLost) for n in found[0].records), found
+        assert bad in reign.atoll("diagnose", name)
+        assert bad in reign.atoll("node-groups")
+
+        # it outlives the service, and an operator ends it, which resets the count: the old failures count no more
+        reign.kill()
+        reign.succeed()
+        with reign.client() as client:
+            assert [one.node for one in cordons()] == [bad]
+            reign.atoll("uncordon", GROUP, "--node", bad)
+            assert cordons() == []
+            rounds_later = time.monotonic() + 2.5 * ROUND_EVERY_S
+            job.wait_until(lambda: time.monotonic() > rounds_later, "two rounds of the rule")
+            assert cordons() == []
+            client.cancel(name)
+        job.wait_for_end()
+        assert_sound(job)
 
 
 @pytest.mark.soak("a machine and a job of its own")

@@ -10,121 +10,28 @@ from __future__ import annotations
 import os
 import random
 import secrets
-import signal
-import sqlite3
-import subprocess
-import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator
-from contextlib import closing
 from itertools import count
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any
 
 import httpx
-import pytest
 
-from api.installation.binding import Binding
-from api.installation.home import Home
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
-from orchestrator.runtime.clusterfile import ClusterFile
 from orchestrator.tape.storage import read_tape
-from tests.ray.jobs import gone, synthetic
+from tests.ray.jobs import synthetic
+from tests.ray.reign import Reign
 from tests.waiting import PATIENCE_S, wait_until
 
-ROOT = Path(__file__).parent.parent.parent
 SEED = 11
 KILLS, OPERATORS = int(os.environ.get("ATOLL_SERVICE_KILLS", "2")), 5
 """``make soak`` wants 100."""
 KILLED_AFTER_MAX_S = 0.5
 THINK_MAX_S = 0.3
 ISLANDS = ("us-east", "europe", "asia")
-CONTROL = "orchestrator.runtime.control_port:connect"
-SUCCESSION = """
-import os, sys, ray, uvicorn, api.serve, orchestrator.runtime.control_port
-for _ in sys.stdin:
-    if (service := os.fork()) == 0:
-        os.dup2(os.open(os.devnull, os.O_RDONLY), sys.stdin.fileno())
-        sys.exit(api.serve.main(sys.argv[1:]))
-    print(service, flush=True)
-    os.waitpid(service, 0)
-"""
-"""One service after the other, begun by a line each: forked, its modules loaded, once the one before has ended."""
-
-
-class Reign:
-    """One service after the other, on one listening socket, each killed by SIGKILL."""
-
-    def __init__(self, home: Path, folder: Path) -> None:
-        cluster = ClusterFile.find(home)
-        assert cluster is not None
-        self.environment = os.environ | cluster.environment  # before Ray is imported
-        self.home, self.runs, self.database = Home(home), folder / "runs", folder / "service.sqlite"
-        self.listener = Binding().listen([0])
-        assert self.listener is not None
-        self.url = f"http://127.0.0.1:{self.listener.getsockname()[1]}"
-        self.log = (folder / "service.log").open("ab")
-        self.succession = self._load()
-        self.serving = self._begin()
-
-    def kill(self) -> None:
-        os.kill(self.serving, signal.SIGKILL)
-
-    def succeed(self) -> None:
-        """The service that was killed is followed by the next one, which answers."""
-        self.serving = self._begin()
-
-    def end(self) -> None:
-        if not gone(self.serving):
-            self.kill()
-        self.succession.communicate(timeout=PATIENCE_S)
-        self.home.forget_address()
-        self.listener.close()
-        self.log.close()
-
-    def http(self) -> httpx.Client:
-        headers = {"Authorization": f"Bearer {self.home.token()}"}
-        return httpx.Client(base_url=self.url, timeout=PATIENCE_S, headers=headers)
-
-    def undelivered(self) -> int:
-        """How many commands are stored and not handed over."""
-        with closing(sqlite3.connect(f"file:{self.database}?mode=ro", uri=True, timeout=10)) as store:
-            query = "SELECT count(*) FROM commands WHERE NOT delivered AND accepted IS NULL"
-            return int(store.execute(query).fetchone()[0])
-
-    def _load(self) -> subprocess.Popen[str]:
-        options = ["--home", self.home.path, "--runs", self.runs, "--database", f"sqlite:///{self.database}"]
-        command = [sys.executable, "-c", SUCCESSION, *options, "--control", CONTROL]
-        number = self.listener.fileno()
-        return subprocess.Popen(
-            [*map(str, command), "--listener", str(number)],
-            cwd=ROOT,
-            env=self.environment,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self.log,
-            pass_fds=(number,),
-            text=True,
-        )
-
-    def _begin(self) -> int:
-        """The process of the next service, once it answers."""
-        assert self.succession.stdin is not None
-        assert self.succession.stdout is not None
-        print(file=self.succession.stdin, flush=True)
-        service = int(self.succession.stdout.readline())
-
-        def listens() -> bool:
-            assert not gone(service), Path(self.log.name).read_text()
-            address = self.home.address()
-            return address is not None and address.pid == service
-
-        wait_until(listens, "the service is up")
-        httpx.get(f"{self.url}/healthz", timeout=PATIENCE_S).raise_for_status()
-        return service
 
 
 class Operator(Thread):
@@ -173,13 +80,6 @@ class Operator(Thread):
             self.of_key[key].add(self.promised[-1])
             if self._chance.random() < 0.9:  # now and then an operator asks once more, to be sure
                 return
-
-
-@pytest.fixture
-def reign(home: Path, tmp_path: Path) -> Iterator[Reign]:
-    reign = Reign(home, tmp_path)
-    yield reign
-    reign.end()
 
 
 def test_no_command_is_lost_or_done_twice_however_often_the_service_is_killed(reign: Reign) -> None:

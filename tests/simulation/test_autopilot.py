@@ -73,9 +73,13 @@ def test_a_change_is_a_command_with_its_reason_that_a_tape_keeps() -> None:
 
 
 def test_a_setting_that_an_operator_has_changed_is_left_alone() -> None:
-    world = preempted()
+    world = PREEMPTED.world(PREEMPTED.policy(), 7001, UNTIL).run(5.0)
     world.tell(e.CommandRequested(world.now, CommandId("c1"), "ada", Set(sync_interval_steps=26)))
-    advice = Pilot(world.tape, EVERYTHING).look().advice
+    world.resume(159.0)
+    report = Pilot(world.tape, EVERYTHING).look()
+    assert report.advice is None
+    assert "since a setting was changed; more of it is needed" in report.outcome
+    advice = Pilot(world.resume(UNTIL).tape, EVERYTHING).look().advice
     assert advice is not None
     assert (advice.setting, advice.before) == ("interval_steps", 26.0)
     assert advice.held_by == "ada has set interval_steps, and the autopilot leaves that alone"
