@@ -60,6 +60,10 @@ class Trace(Protocol):
         ...
 
 
+STEP = "inner step"
+"""The name of each step's mark in a trace."""
+
+
 class JaxTrace:
     """Leaves out the calls of Python's functions, which would make a trace many times as large and steps slower."""
 
@@ -77,7 +81,7 @@ class JaxTrace:
         import jax
 
         self._end_step()
-        self._marked = jax.profiler.StepTraceAnnotation("inner step", step_num=number)
+        self._marked = jax.profiler.StepTraceAnnotation(STEP, step_num=number)
         self._marked.__enter__()
 
     def stop(self, folder: Path) -> None:
@@ -93,8 +97,11 @@ class JaxTrace:
 
 
 class TorchTrace:
+    """Marks steps itself: PyTorch's profiler marks those of a schedule only."""
+
     def __init__(self) -> None:
         self._profile: Any = None
+        self._marked: Any = None
 
     def start(self, folder: Path) -> None:
         import torch
@@ -106,12 +113,22 @@ class TorchTrace:
         self._profile.start()
 
     def step(self, number: int) -> None:
-        self._profile.step()
+        import torch
+
+        self._end_step()
+        self._marked = torch.profiler.record_function(STEP, str(number))
+        self._marked.__enter__()
 
     def stop(self, folder: Path) -> None:
+        self._end_step()
         self._profile.stop()
         folder.mkdir(parents=True, exist_ok=True)
         self._profile.export_chrome_trace(str(folder / f"{socket.gethostname()}.pt.trace.json.gz"))
+
+    def _end_step(self) -> None:
+        if self._marked is not None:
+            self._marked.__exit__(None, None, None)
+            self._marked = None
 
 
 TRACES: dict[str, Callable[[], Trace]] = {"jax": JaxTrace, "torch": TorchTrace}

@@ -247,7 +247,8 @@ def profile(
         f"wrote {target} with {taken}{few}, {recorded.seconds:.3g} s of {island}, which stood still "
         f"for {recorded.stalled_s:.2g} s"
     )
-    say(f"open it with `tensorboard --logdir {shlex.quote(str(target))}`, or at ui.perfetto.dev: {', '.join(files)}")
+    board = f"with `tensorboard --logdir {shlex.quote(str(target))}`, or " if any(target.rglob("*.xplane.pb")) else ""
+    say(f"open it {board}at ui.perfetto.dev: {', '.join(files)}")
 
 
 def _recorded(client: Client, state: Profile) -> Profile:
