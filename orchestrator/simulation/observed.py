@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from math import inf
-from statistics import median
 
+from orchestrator.accounting.series import median
 from orchestrator.core import commands
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
