@@ -38,28 +38,15 @@ from api.schemas import (
     JobCheck, Jobs, JobSummary, Log, Logs, Merge, Merges, NewToken, NodeGroup, NodeGroupChange, NodeGroups, ProblemDocument,
     Profile, Restart, RetentionPlan, Specification, TapeRecord, Token, TokenList,
 )  # fmt: skip
+from orchestrator.errors import (
+    AtollError, ConfigurationError, Conflict, Forbidden, InfrastructureError, InternalError, InvalidJobSpec, NotFound,
+    PreconditionFailed, Problem, RequestError, ServiceUnreachable, StoreUnavailable, TooManyFailures, Unauthenticated,
+)  # fmt: skip
 
 # isort: on
 from orchestrator.core import commands
 from orchestrator.core.commands import Inject
 from orchestrator.core.vocabulary import IslandId, NodeGroupId
-from orchestrator.errors import (
-    AtollError,
-    ConfigurationError,
-    Conflict,
-    Forbidden,
-    InfrastructureError,
-    InternalError,
-    InvalidJobSpec,
-    NotFound,
-    PreconditionFailed,
-    Problem,
-    RequestError,
-    ServiceUnreachable,
-    StoreUnavailable,
-    TooManyFailures,
-    Unauthenticated,
-)
 from orchestrator.system.marks import BY_UP, supervisor_of
 
 if TYPE_CHECKING:
@@ -166,7 +153,7 @@ class Client:
 
     def prioritise(self, job: str, priority: int) -> Job:
         """Change the priority of a queued job. Raises Conflict if it is no longer queued."""
-        return self._read(self._request("PATCH", f"/v1/jobs/{quote(job, safe='')}", json={"priority": priority}), Job)
+        return self._read(self._request("PATCH", _job(job), json={"priority": priority}), Job)
 
     def jobs(self, *, state: str | None = None, name: str | None = None, limit: int = 100) -> list[JobSummary]:
         """Return the newest jobs, newest first."""
@@ -180,14 +167,14 @@ class Client:
 
     def delete(self, job: str) -> None:
         """Remove an ended job with all its files. Raises Conflict if it has not ended."""
-        self._request("DELETE", f"/v1/jobs/{quote(job, safe='')}")
+        self._request("DELETE", _job(job))
 
     def job(self, job: str) -> Job:
-        return self._get(f"/v1/jobs/{quote(job, safe='')}", Job)
+        return self._get(_job(job), Job)
 
     def specification(self, job: str) -> Specification:
         """Return the job's specification, with all defaults as they were when it was submitted."""
-        return self._get(f"/v1/jobs/{quote(job, safe='')}/spec", Specification)
+        return self._get(f"{_job(job)}/spec", Specification)
 
     def compare(self, jobs: Iterable[str | JobSummary]) -> list[dict[str, Any]]:
         """Return a row for each job: the settings in which they differ, by path, beside loss, tokens and goodput."""
@@ -215,12 +202,12 @@ class Client:
         return current
 
     def islands(self, job: str) -> list[Island]:
-        return self._get(f"/v1/jobs/{quote(job, safe='')}/islands", Islands).islands
+        return self._get(f"{_job(job)}/islands", Islands).islands
 
     def send(self, job: str, command: commands.Command) -> Command:
         """Send a command to a job; ``command`` returns its outcome. The methods below are shortcuts for this one."""
         path, body = _place_of(command)
-        return self._post(f"/v1/jobs/{quote(job, safe='')}{path}", Command, body)
+        return self._post(f"{_job(job)}{path}", Command, body)
 
     def kill(self, job: str, island: str, *, restart: bool = True) -> Command:
         return self.send(job, commands.Kill(IslandId(island), restart))
@@ -255,28 +242,28 @@ class Client:
 
     def change(self, job: str, **settings: float) -> Command:
         """Change settings of a running job: ``lr`` or ``lr_ratio``, ``quorum``, ``grace``, ``interval``, ``cost``."""
-        return self._post(f"/v1/jobs/{quote(job, safe='')}/set", Command, settings)
+        return self._post(f"{_job(job)}/set", Command, settings)
 
     def restart(self, job: str) -> Restart:
         """End the process of the job's synchroniser, even one that hangs; a new one continues from its files."""
-        return self._post(f"/v1/jobs/{quote(job, safe='')}/restart", Restart)
+        return self._post(f"{_job(job)}/restart", Restart)
 
     def upgrade(self, job: str) -> Command:
         """Have the job's synchroniser go on in the release of the service. Its outcome comes before the restart itself."""
-        return self._post(f"/v1/jobs/{quote(job, safe='')}/upgrade", Command)
+        return self._post(f"{_job(job)}/upgrade", Command)
 
     def command(self, job: str, command: str) -> Command:
-        return self._get(f"/v1/jobs/{quote(job, safe='')}/commands/{quote(command, safe='')}", Command)
+        return self._get(f"{_job(job)}/commands/{_part(command)}", Command)
 
     def commands(self, job: str) -> list[Command]:
-        return self._get(f"/v1/jobs/{quote(job, safe='')}/commands", Commands).commands
+        return self._get(f"{_job(job)}/commands", Commands).commands
 
     def events(self, job: str, *, after: int = 0, follow: bool = True) -> Iterator[TapeRecord]:
         """Yield the records of the job's tape after number ``after``; with ``follow``, until the job has ended.
 
         Raises ServiceUnreachable if the stream stops earlier; call again with the number of the last record.
         """
-        path, query = f"/v1/jobs/{quote(job, safe='')}/events", {"after": after, "follow": follow}
+        path, query = f"{_job(job)}/events", {"after": after, "follow": follow}
         try:
             with self._http.stream("GET", path, params=query) as answer:
                 if not answer.is_success:
@@ -294,7 +281,7 @@ class Client:
             raise ServiceUnreachable(detail=detail, remedy="Repeat the request; if the service refuses, it says why.")
 
     def logs(self, job: str) -> list[Log]:
-        return self._get(f"/v1/jobs/{quote(job, safe='')}/logs", Logs).logs
+        return self._get(f"{_job(job)}/logs", Logs).logs
 
     def log(
         self, job: str, source: str, *, incarnation: int | None = None, tail: int = 200, follow: bool = False
@@ -303,7 +290,7 @@ class Client:
 
         Raises ServiceUnreachable if the connection breaks.
         """
-        path, query = f"/v1/jobs/{quote(job, safe='')}/logs/{quote(source, safe='')}", {"tail": tail, "follow": follow}
+        path, query = f"{_job(job)}/logs/{_part(source)}", {"tail": tail, "follow": follow}
         query |= {} if incarnation is None else {"incarnation": incarnation}
         # a process may log nothing for any length of time
         timeout = httpx.Timeout(self._http.timeout.connect, read=None) if follow else self._http.timeout
@@ -319,23 +306,23 @@ class Client:
     def merges(self, job: str, *, fragment: int | None = None, limit: int = 50, cursor: str | None = None) -> Merges:
         """Return a page of the job's merges, newest first; ``cursor`` is the ``next_cursor`` of the previous page."""
         query = {"fragment": fragment, "limit": limit, "cursor": cursor}
-        return self._get(f"/v1/jobs/{quote(job, safe='')}/merges", Merges, query)
+        return self._get(f"{_job(job)}/merges", Merges, query)
 
     def merge(self, job: str, fragment: int, version: int) -> Merge:
         """Return one merge with its explanation."""
-        return self._get(f"/v1/jobs/{quote(job, safe='')}/merges/{fragment}/{version}", Merge)
+        return self._get(f"{_job(job)}/merges/{fragment}/{version}", Merge)
 
     def diagnosis(self, job: str) -> Diagnosis:
         """Return the one cause of the job's slowness or death, with the tape's records that show it."""
-        return self._get(f"/v1/jobs/{quote(job, safe='')}/diagnosis", Diagnosis)
+        return self._get(f"{_job(job)}/diagnosis", Diagnosis)
 
     def advice(self, job: str) -> Advice:
         """Return what the job's autopilot found in its looks at the tape, the newest first."""
-        return self._get(f"/v1/jobs/{quote(job, safe='')}/advice", Advice)
+        return self._get(f"{_job(job)}/advice", Advice)
 
     def report(self, job: str) -> dict[str, Any]:
         """Return the report of an ended job. Raises Conflict if it has not ended."""
-        answer = self._request("GET", f"/v1/jobs/{quote(job, safe='')}/report.json")
+        answer = self._request("GET", f"{_job(job)}/report.json")
         try:
             report: dict[str, Any] = answer.json()
         except ValueError as error:
@@ -344,15 +331,15 @@ class Client:
 
     def download_parameters(self, job: str, to: Path) -> None:
         """Write the job's current merged parameters to the file ``to``. Raises Conflict while there are none."""
-        self._download(f"/v1/jobs/{quote(job, safe='')}/parameters", to)
+        self._download(f"{_job(job)}/parameters", to)
 
     def download_tokenizer(self, job: str, to: Path) -> None:
         """Write the job's tokenizer to the file ``to``. Raises NotFound for bytes, Conflict if the file is missing."""
-        self._download(f"/v1/jobs/{quote(job, safe='')}/tokenizer", to)
+        self._download(f"{_job(job)}/tokenizer", to)
 
     def download_origin(self, job: str, to: Path) -> None:
         """Write what exports keep of the job's initial checkpoint, JSON, to ``to``. Raises NotFound, or Conflict if lost."""
-        self._download(f"/v1/jobs/{quote(job, safe='')}/origin", to)
+        self._download(f"{_job(job)}/origin", to)
 
     def follow(self, job: str, folder: Path, **options: Any) -> Iterator[Followed]:
         """Keep ``folder`` at the job's newest parameters and yield each version (``api.run.following.follow``)."""
@@ -363,7 +350,7 @@ class Client:
     @contextmanager
     def updates(self, job: str, held: Iterable[int] = ()) -> Iterator[Iterator[bytes]]:
         """Open what is newer than the versions held of each fragment; no bytes if nothing is."""
-        with self._stream(f"/v1/jobs/{quote(job, safe='')}/updates", {"held": ",".join(map(str, held))}) as answer:
+        with self._stream(f"{_job(job)}/updates", {"held": ",".join(map(str, held))}) as answer:
             yield answer.iter_bytes()
 
     def _download(self, path: str, to: Path) -> None:
@@ -387,11 +374,11 @@ class Client:
 
     def checkpoints(self, job: str) -> list[Checkpoint]:
         """Return the job's complete checkpoints, oldest first."""
-        return self._get(f"/v1/jobs/{quote(job, safe='')}/checkpoints", Checkpoints).checkpoints
+        return self._get(f"{_job(job)}/checkpoints", Checkpoints).checkpoints
 
     def download_checkpoint(self, job: str, number: int, to: Path) -> None:
         """Write a checkpoint as a tar to the file ``to``. Raises NotFound if it does not exist (any more)."""
-        self._download(f"/v1/jobs/{quote(job, safe='')}/checkpoints/{number}", to)
+        self._download(f"{_job(job)}/checkpoints/{number}", to)
 
     def take_checkpoint(self, job: str) -> Command:
         """Make a running job take a checkpoint now."""
@@ -473,7 +460,7 @@ class Client:
 
     def revoke_token(self, name: str) -> Token:
         """Revoke a token. Raises NotFound if there is none of that name."""
-        return self._post(f"/v1/tokens/{quote(name, safe='')}/revoke", Token)
+        return self._post(f"/v1/tokens/{_part(name)}/revoke", Token)
 
     def audit(self, *, limit: int = 100, cursor: str | None = None) -> AuditTrail:
         """Return a page of changing requests, newest first; ``cursor`` is the ``next_cursor`` of the previous page."""
@@ -527,9 +514,9 @@ def _place_of(command: commands.Command) -> tuple[str, dict[str, Any] | None]:
     """Return the path below the job that the command is posted to, and the body."""
     match command:
         case commands.Kill(island, restart):
-            return f"/islands/{quote(island, safe='')}/kill", {"restart": restart}
+            return f"/islands/{_part(island)}/kill", {"restart": restart}
         case commands.Drain(island) | commands.Readd(island):
-            return f"/islands/{quote(island, safe='')}/{commands.kind_of(command)}", None
+            return f"/islands/{_part(island)}/{commands.kind_of(command)}", None
         case commands.Scale(node_group, count):
             return "/scale", {"node_group": node_group, "count": count}
         case commands.Checkpoint():
@@ -553,19 +540,32 @@ def _place_of(command: commands.Command) -> tuple[str, dict[str, Any] | None]:
 
 
 def _nodes(node_group: str, node: str | None) -> str:
-    return "/v1/node-groups/" + "/nodes/".join(quote(name, safe="") for name in (node_group, node) if name)
+    return "/v1/node-groups/" + "/nodes/".join(_part(name) for name in (node_group, node) if name is not None)
+
+
+def _job(job: str) -> str:
+    return f"/v1/jobs/{_part(job)}"
+
+
+def _part(name: str) -> str:
+    """Return the name as one part of a path. Raises NotFound if a path cannot have it: it would lead elsewhere."""
+    if name in ("", ".", "..") or "/" in name:
+        raise NotFound(
+            detail=f"{name!r} is not a name.", remedy="Names are not empty, and have neither '/' nor dots alone."
+        )
+    return quote(name, safe="")
 
 
 def _profile(job: str, island: str, profile: str) -> str:
-    return f"/v1/jobs/{quote(job, safe='')}/islands/{quote(island, safe='')}/profiles/{quote(profile, safe='')}"
+    return f"{_job(job)}/islands/{_part(island)}/profiles/{_part(profile)}"
 
 
 def _runs(job: str) -> str:
-    return f"/v1/jobs/{quote(job, safe='')}/chaos/runs"
+    return f"{_job(job)}/chaos/runs"
 
 
 def _run(job: str, run: str) -> str:
-    return f"{_runs(job)}/{quote(run, safe='')}"
+    return f"{_runs(job)}/{_part(run)}"
 
 
 Refusal = RequestError | StoreUnavailable

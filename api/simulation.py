@@ -361,7 +361,7 @@ def plan_words(fleet: Fleet, outcome: Planned) -> Iterator[str]:
         needed = "" if outcome.data_parallel is None else f" ({outcome.data_parallel.line_use:.3g} times the line)"
         yield f"Data-parallel over these lines waits for its all-reduce in each step{needed}."
     yield (
-        f"Assumed: {amount(fleet.tokens_per_step)} tokens in an island's step of {fleet.step_s:g} s, "
+        f"With {amount(fleet.tokens_per_step)} tokens in an island's step of {fleet.step_s:.3g} s, "
         f"{amount(fleet.budget)} tokens in all."
     )
 

@@ -5,7 +5,8 @@
 The loop starts and stops the profiler at its boundaries, so a trace has whole steps. It stands still meanwhile, and
 ``stalled_s`` says how long. The files are packed in another thread.
 
-A recording is bounded in steps, seconds and bytes, and the process drops it ``KEPT_S`` after it is complete. Nothing here
+A recording is bounded in steps, seconds and bytes, and the process drops it when no byte of it was
+read for ``KEPT_S``. Nothing here
 ends training: whatever fails becomes the ``problem`` of the recording. The zip is a file without a name, so a process that
 is killed leaves nothing. Only between the profiler's writing and the packing do files have names; the next recording on
 that machine removes those of a process that was killed meanwhile.
@@ -40,7 +41,7 @@ SECONDS_MAX = 120.0
 FILES_BYTES_MAX, ZIP_BYTES_MAX = 2 << 30, 256 << 20
 """The profiler's files as they are, and packed."""
 KEPT_S = 600.0
-"""How long a complete recording waits for its reader."""
+"""How long a complete recording waits for its reader, who may fetch it over a slow line: for the first byte or the next."""
 WINDOW_BYTES_MAX = 8 << 20
 FOLDER, LOCK = "atoll-profile-", "lock"
 
@@ -57,6 +58,10 @@ class Trace(Protocol):
     def stop(self, folder: Path) -> None:
         """End the recording and write its files below ``folder``."""
         ...
+
+
+STEP = "inner step"
+"""The name of each step's mark in a trace."""
 
 
 class JaxTrace:
@@ -76,7 +81,7 @@ class JaxTrace:
         import jax
 
         self._end_step()
-        self._marked = jax.profiler.StepTraceAnnotation("inner step", step_num=number)
+        self._marked = jax.profiler.StepTraceAnnotation(STEP, step_num=number)
         self._marked.__enter__()
 
     def stop(self, folder: Path) -> None:
@@ -92,8 +97,11 @@ class JaxTrace:
 
 
 class TorchTrace:
+    """Marks steps itself: PyTorch's profiler marks those of a schedule only."""
+
     def __init__(self) -> None:
         self._profile: Any = None
+        self._marked: Any = None
 
     def start(self, folder: Path) -> None:
         import torch
@@ -105,12 +113,22 @@ class TorchTrace:
         self._profile.start()
 
     def step(self, number: int) -> None:
-        self._profile.step()
+        import torch
+
+        self._end_step()
+        self._marked = torch.profiler.record_function(STEP, str(number))
+        self._marked.__enter__()
 
     def stop(self, folder: Path) -> None:
+        self._end_step()
         self._profile.stop()
         folder.mkdir(parents=True, exist_ok=True)
         self._profile.export_chrome_trace(str(folder / f"{socket.gethostname()}.pt.trace.json.gz"))
+
+    def _end_step(self) -> None:
+        if self._marked is not None:
+            self._marked.__exit__(None, None, None)
+            self._marked = None
 
 
 TRACES: dict[str, Callable[[], Trace]] = {"jax": JaxTrace, "torch": TorchTrace}
@@ -182,6 +200,7 @@ class Recording:
         self._seconds = self._stalled_s = 0.0
         self._zip: IO[bytes] | None = None
         self._byte_count: int | None = None
+        self._read_at = 0.0
         self._problem = ""
         self.is_active = True
         """Until the loop has nothing more to do with it."""
@@ -251,11 +270,20 @@ class Recording:
             self._end(problem)
             return
         with self._lock:
-            self._zip, self._byte_count = packed, byte_count
+            self._zip, self._byte_count, self._read_at = packed, byte_count, monotonic()
         log.info("recorded a trace of %d steps, %d bytes", self.steps_taken, byte_count)
-        timer = threading.Timer(KEPT_S, self.drop)
+        self._drop_after(KEPT_S)
+
+    def _drop_after(self, seconds: float) -> None:
+        timer = threading.Timer(seconds, self._drop_unread)
         timer.daemon = True
         timer.start()
+
+    def _drop_unread(self) -> None:
+        if (left := self._read_at + KEPT_S - monotonic()) > 0.0:
+            self._drop_after(left)
+        else:
+            self.drop()
 
     def _end(self, problem: str) -> None:
         self._problem, self.is_active = problem, False
@@ -264,6 +292,7 @@ class Recording:
         with self._lock:
             if self._zip is None:
                 raise _unknown(self.name)
+            self._read_at = monotonic()
             self._zip.seek(start)
             return self._zip.read(max(0, stop - start))
 

@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
@@ -25,9 +24,11 @@ from api.commands.common import (
     UrlOption,
     connect,
     console,
+    draft_of,
     echo_json,
     print_json,
     say,
+    scratch,
     until_interrupted,
 )
 from api.commands.islands import conclude
@@ -132,10 +133,10 @@ def _draft_of(folder: Path) -> Iterator[tuple[Path, Path]]:
     Both are on the disk of ``folder``. If the block raises, ``folder`` is unchanged.
     """
     above = next(path for path in (folder, *folder.absolute().parents) if path.is_dir())
-    with TemporaryDirectory(prefix=".atoll-export-", dir=above) as temporary:
-        draft = Path(temporary, "files")
+    with scratch(above, ".atoll-export-") as here:
+        draft = here / "files"
         draft.mkdir()
-        yield Path(temporary, "parameters"), draft
+        yield here / "parameters", draft
         folder.mkdir(parents=True, exist_ok=True)
         for path in draft.iterdir():
             path.replace(folder / path.name)
@@ -311,16 +312,9 @@ def fetch(
             raise NotFound(detail=f"{name} has no checkpoints.", remedy="Take one with `atoll checkpoint JOB`.")
         number = number or checkpoints[-1].number
         target = (out or Path(f"{name}-checkpoint-{number}")).absolute()
-        if target.exists():
-            raise ConfigurationError(detail=f"{target} already exists. Remove it, or give another --out.")
-        try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            with TemporaryDirectory(prefix=".fetch-", dir=target.parent) as here:
-                client.download_checkpoint(name, number, Path(here) / "packed.tar")
-                unpack(Path(here) / "packed.tar", Path(here) / "whole")
-                (Path(here) / "whole").rename(target)
-        except OSError as error:
-            raise ConfigurationError(detail=f"{target} cannot be written: {error}") from error
+        with draft_of(target, ".fetch-") as (here, whole):
+            client.download_checkpoint(name, number, here / "packed.tar")
+            unpack(here / "packed.tar", whole)
     say(f"wrote {target}; if the service and all nodes reach it, resume with `atoll submit FILE --resume {target}`")
 
 

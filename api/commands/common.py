@@ -19,13 +19,14 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from api.installation.home import DEFAULT_HOME, DEFAULT_RUNS
-from orchestrator.errors import AtollError, ConfigurationError
-from orchestrator.system import printable, user_packages
+from orchestrator.errors import AtollError, ConfigurationError, disk_remedy
+from orchestrator.system import printable, signals, user_packages
 
 if TYPE_CHECKING:
     from api.client import Client
@@ -142,6 +143,32 @@ def until_interrupted() -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED) from None
+
+
+@contextmanager
+def scratch(above: Path, prefix: str) -> Iterator[Path]:
+    """Yield a temporary folder in ``above``. It is removed however the block ends, also by SIGTERM or SIGHUP."""
+    with signals.as_exceptions(), TemporaryDirectory(prefix=prefix, dir=above) as here:
+        yield Path(here)
+
+
+@contextmanager
+def draft_of(target: Path, prefix: str) -> Iterator[tuple[Path, Path]]:
+    """Yield a temporary folder, and the name in it of what becomes ``target`` unless the block raises.
+
+    Raises ConfigurationError if ``target`` exists, or if its disk or folder cannot be written. Nothing is left behind then.
+    """
+    if target.exists():
+        raise ConfigurationError(detail=f"{target} already exists. Remove it, or give another --out.")
+    above = next(path for path in target.absolute().parents if path.exists())
+    try:
+        with scratch(above, prefix) as here:
+            yield here, here / "whole"
+            target.parent.mkdir(parents=True, exist_ok=True)
+            (here / "whole").rename(target)
+    except OSError as error:
+        problem = f"{error.strerror or error}. {disk_remedy(error)}, or give another --out."
+        raise ConfigurationError(detail=f"{target} cannot be written: {problem}") from error
 
 
 def say(message: str) -> None:

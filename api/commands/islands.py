@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import secrets
+import shlex
 import shutil
 import time
 import zipfile
 import zlib
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -25,13 +25,14 @@ from api.commands.common import (
     connect,
     console,
     console_for,
+    draft_of,
     echo_json,
     print_json,
     say,
     until_interrupted,
 )
 from api.installation.home import DEFAULT_HOME
-from orchestrator.errors import ConfigurationError, Conflict, DataError
+from orchestrator.errors import Conflict, DataError, InfrastructureError, NotFound
 from orchestrator.system.roots import name_parts
 
 if TYPE_CHECKING:
@@ -123,7 +124,7 @@ def _conclude(change: NodeGroupChange, node: str | None, as_json: bool) -> None:
 DECISION_TIMEOUT_S = 20.0
 PROFILE_POLL_S = 0.3
 PROFILE_STEPS_MAX = 100
-STEP_PATIENCE_S = 600.0
+STEP_PATIENCE_S, SILENCE_S = 600.0, 60.0
 TRACE_BYTES_MAX = 4 << 30
 """The files of a trace, unpacked: twice what an island keeps."""
 
@@ -234,31 +235,29 @@ def profile(
     with connect(home, url) as client:
         job = client.job(job).job
         target = (out or Path(f"{job}-{island}-profile")).absolute()
-        if target.exists():
-            raise ConfigurationError(detail=f"{target} already exists. Remove it, or give another --out.")
-        try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            with until_interrupted(), TemporaryDirectory(prefix=".profile-", dir=target.parent) as here:
-                recorded = _recorded(client, client.record_profile(job, island, name, steps))
-                packed, whole = Path(here) / "trace.zip", Path(here) / "trace"
-                client.download_trace(job, island, name, packed)
-                files = _unpack(packed, whole)
-                whole.rename(target)
-        except OSError as error:
-            raise ConfigurationError(detail=f"{target} cannot be written: {error}") from error
+        with until_interrupted(), draft_of(target, ".profile-") as (here, whole):
+            recorded = _recorded(client, client.record_profile(job, island, name, steps))
+            client.download_trace(job, island, name, here / "trace.zip")
+            files = _unpack(here / "trace.zip", whole)
     if as_json:
         print_json(recorded)
+    taken = f"{recorded.steps_taken} step{'s' * (recorded.steps_taken != 1)}"
     few = "" if recorded.steps_taken == steps else f" (not {steps}: it stopped training, or two minutes were over)"
     say(
-        f"wrote {target} with {recorded.steps_taken} steps{few}, {recorded.seconds:.3g} s of {island}, which stood still "
+        f"wrote {target} with {taken}{few}, {recorded.seconds:.3g} s of {island}, which stood still "
         f"for {recorded.stalled_s:.2g} s"
     )
-    say(f"open it with `tensorboard --logdir {target}`, or at ui.perfetto.dev: {', '.join(files)}")
+    board = f"with `tensorboard --logdir {shlex.quote(str(target))}`, or " if any(target.rglob("*.xplane.pb")) else ""
+    say(f"open it {board}at ui.perfetto.dev: {', '.join(files)}")
 
 
 def _recorded(client: Client, state: Profile) -> Profile:
-    """Wait until the trace is complete. Raises Conflict if there is none, or the island takes no more steps."""
-    moved_at, steps_taken = time.monotonic(), -1
+    """Wait until the trace is complete. Raises Conflict if there is none, or the island takes no more steps.
+
+    The island records on while the service restarts, so this raises its error only after ``SILENCE_S``.
+    """
+    moved_at = answered_at = time.monotonic()
+    steps_taken = -1
     while state.byte_count is None and not state.problem:
         if state.steps_taken != steps_taken:
             moved_at, steps_taken = time.monotonic(), state.steps_taken
@@ -269,7 +268,13 @@ def _recorded(client: Client, state: Profile) -> Profile:
                 remedy=f"`atoll islands {state.job}` says what it does; its log is `atoll logs {state.job} {state.island}`.",
             )
         time.sleep(PROFILE_POLL_S)
-        state = client.profile(state.job, state.island, state.profile)
+        try:
+            state, answered_at = client.profile(state.job, state.island, state.profile), time.monotonic()
+        except NotFound as error:  # the process that recorded it has ended
+            raise Conflict(detail=error.detail, remedy=error.remedy) from error
+        except InfrastructureError:
+            if time.monotonic() - answered_at > SILENCE_S:
+                raise
     if state.problem:
         raise Conflict(detail=f"There is no trace of island {state.island}: {state.problem}")
     return state

@@ -295,8 +295,9 @@ class Service:
         if answer.state.final:
             raise Conflict(detail=f"Job {row.job} is already {answer.state}; its islands train no more.")
         if own.state != TRAINING and not is_begun:
+            state = "a spare" if own.spare else own.state
             raise Conflict(
-                detail=f"Island {island} of job {row.job} is {own.state}, not training, so it takes no steps to trace.",
+                detail=f"Island {island} of job {row.job} is {state}, not training, so it takes no steps to trace.",
                 remedy=f"`atoll islands {row.job}` shows which islands train.",
             )
         return row, (IslandId(island), Incarnation(own.incarnation))

@@ -170,8 +170,8 @@ def record_profile(
     """Record a trace of the island's next inner steps, while it trains, under a name that the caller chooses.
 
     The island stands still while its profiler starts and writes its files (`stalled_s`). It records one trace at a time,
-    of at most two minutes and 256 MiB, and drops it ten minutes after it is complete, or when it records another. Refused
-    unless the island trains in JAX or PyTorch. Idempotent by name.
+    of at most two minutes and 256 MiB, and drops it when no byte was read for ten minutes, or when it records another.
+    Refused unless the island trains in JAX or PyTorch. Idempotent by name.
     """
     return service.profile(job, island, profile, (options or ProfileOptions()).steps, caller)
 

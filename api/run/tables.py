@@ -18,7 +18,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from orchestrator.errors import ConfigurationError
+from orchestrator.errors import ConfigurationError, disk_remedy
 from orchestrator.tape.codec import to_json
 from orchestrator.tape.schema import Tape
 
@@ -159,7 +159,9 @@ def _written(path: Path, write: Callable[[Path], int]) -> int:
         finally:
             draft.unlink(missing_ok=True)
     except OSError as error:
-        raise ConfigurationError(detail=f"{path} cannot be written: {error}") from error
+        raise ConfigurationError(
+            detail=f"{path} cannot be written: {error.strerror or error}. {disk_remedy(error)}."
+        ) from error
     return count
 
 

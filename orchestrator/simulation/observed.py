@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from math import inf
 
+from orchestrator.accounting.series import median
 from orchestrator.core import commands
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
@@ -77,6 +78,7 @@ class Observed:
     def __init__(self) -> None:
         self.until: Instant = 0.0
         self.seeded_at: Instant | None = None
+        self.parameter_count: int | None = None
         self.finished = False
         self.lives: dict[LifeId, ObservedIncarnation] = {}
         self.silences: list[Silence] = []
@@ -116,7 +118,7 @@ class Observed:
         self.until = max(self.until, event.at)
         match event:
             case e.OuterStateSeeded():
-                self.seeded_at = event.at
+                self.seeded_at, self.parameter_count = event.at, event.parameter_count
             case e.IslandReported():
                 self._reported(event, event.report)
             case e.ContributionArrived() | e.ContributionUnusable():
@@ -140,6 +142,14 @@ class Observed:
                 self._starting(event)
         for effect in effects:
             self._effect(event, effect)
+
+    def step_times(self) -> list[Duration]:
+        """Return the median step of each island that took steps, over its reports."""
+        reported: dict[IslandId, list[Duration]] = {}
+        for (island, _), life in self.lives.items():
+            medians = (report.step_seconds_median for _, report in life.reports)
+            reported.setdefault(island, []).extend(seconds for seconds in medians if seconds > 0.0)
+        return [median(steps) for steps in reported.values() if steps]
 
     # ── requests ──────────────────────────────────────────────────────────────────────────────────────────────────
 

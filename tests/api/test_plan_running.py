@@ -6,6 +6,8 @@ import json
 
 import pytest
 
+from orchestrator.core.events import OuterStateSeeded
+from orchestrator.core.messages import Progress
 from orchestrator.core.vocabulary import Incarnation, IslandId
 from orchestrator.errors import ConfigurationError
 from orchestrator.simulation.observed import Observed, ObservedIncarnation
@@ -71,3 +73,19 @@ def test_a_running_job_is_planned_with_what_it_measured(service: Installation) -
     assert "--step-s" in service.atoll("plan", "--groups", code=2)
     assert "exclude each other" in service.atoll("plan", "--groups", "--job", job, code=2)
     assert "does not exist" in service.atoll("plan", "--job", "no-such", code=2)
+
+
+def test_a_job_that_has_ended_is_planned_from_its_tape() -> None:
+    """Its islands have no pace any more, and the specification of a PyTorch model does not say how large that is."""
+    document = {"name": "p", "islands": [{"node_group": "a", "count": 2}], "budget": {"steps": 9}}
+    spec = parse_job({**document, "trainer": {"kind": "torch", "model": "models/gpt2"}})
+    seen = Observed()
+    seen.apply(OuterStateSeeded(0.5, 1_234, "digest"), ())
+    for name, seconds in (("a-0", (0.4, 0.5, 9.0)), ("a-1", (0.7,)), ("a-2", ())):
+        own = seen.lives[IslandId(name), Incarnation(1)] = life(0.0, 0.0, 5.0, 200.0)
+        own.reports = [(1.0, Progress(1, 1, 10, step, step, step, 2.0)) for step in seconds]
+    paces = [Pace("a-0", None, 100.0, None), Pace("a-1", None, 100.0, None)]
+    figures, _ = of_running(spec, paces, seen)
+    assert figures["step_s"].value == pytest.approx(0.6)
+    assert "2 islands" in figures["step_s"].source
+    assert (figures["parameters"].value, figures["parameters"].source) == (1_234, "measured")

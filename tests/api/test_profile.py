@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import httpx
+import pytest
 
+from api.commands import islands
+from api.commands.common import draft_of
+from api.schemas import Profile
+from orchestrator.errors import ConfigurationError, Conflict, NotFound, ServiceUnreachable
 from tests.api.clockwork import TRACE
 from tests.api.installation import Installation
 from tests.waiting import wait_until
@@ -58,3 +67,83 @@ def test_the_routes_are_idempotent_by_name(service: Installation, http: httpx.Cl
     for body in ({"steps": 101}, {"steps": 2.5}, {"steps": True}, {"step": 2}):
         assert http.post(path, json=body).status_code == 422, body
     assert http.post(path.replace("mine", "a b"), json={}).status_code == 422
+
+
+def test_a_name_that_no_path_can_have_is_refused_before_it_leads_elsewhere(
+    service: Installation, tmp_path: Path
+) -> None:
+    job, out = training_job(service), str(tmp_path / "out")
+    for name in ("", ".", "..", "a/b", "../europe"):
+        for words in (
+            ("profile", job, name, "--out", out),
+            ("profile", name, "asia", "--out", out),
+            ("kill", job, name),
+            ("drain", job, name),
+            ("status", name),
+            ("logs", job, name),
+            ("cordon", name),
+            ("cordon", "europe", "--node", name),
+        ):
+            assert f"{name!r} is not a name" in service.atoll(*words, code=2), words
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_leaves_nothing_behind(number: signal.Signals, tmp_path: Path) -> None:
+    program = (
+        "import signal, sys; from pathlib import Path; from api.commands.common import draft_of\n"
+        "with draft_of(Path(sys.argv[1]), '.draft-') as (here, whole):\n"
+        "    whole.mkdir(); print('begun', flush=True); signal.pause()\n"
+    )
+    target = tmp_path / "new" / "trace"
+    process = subprocess.Popen([sys.executable, "-c", program, str(target)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "begun\n"
+    assert len(list(tmp_path.iterdir())) == 1
+    process.send_signal(number)
+    process.communicate()
+    assert process.returncode in (128 + number, -number)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_written_has_a_sentence_and_gets_no_folders_above_it(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with (
+        pytest.raises(ConfigurationError, match=r"cannot be written: Not a directory\. Move the file away"),
+        draft_of(tmp_path / "file" / "trace", ".draft-"),
+    ):
+        pytest.fail("nothing is recorded for a folder that cannot be")
+    with (
+        pytest.raises(ConfigurationError, match=r"cannot be written: No space left on device\. Free some space"),
+        draft_of(tmp_path / "new" / "trace", ".draft-"),
+    ):
+        raise OSError(errno.ENOSPC, "No space left on device")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+class Restarting:
+    """Stands for a service that does not answer some looks, and then completes the trace, or no longer knows it."""
+
+    def __init__(self, *answers: Profile | Exception) -> None:
+        self.answers = list(answers)
+
+    def profile(self, job: str, island: str, profile: str) -> Profile:
+        answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+def test_a_service_that_restarts_meanwhile_does_not_end_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(islands, "PROFILE_POLL_S", 0.0)
+    begun = Profile(
+        profile="one", job="job-1", island="asia", incarnation=1, steps=3, steps_taken=0, seconds=0.0, stalled_s=0.0,
+        byte_count=None, problem="",
+    )  # fmt: skip
+    whole, away = begun.model_copy(update={"byte_count": 5}), ServiceUnreachable(detail="away")
+    assert islands._recorded(Restarting(away, begun, away, whole), begun) == whole
+    with pytest.raises(Conflict, match="has ended"):
+        islands._recorded(Restarting(away, NotFound(detail="Its process has ended.")), begun)
+    monkeypatch.setattr(islands, "SILENCE_S", -1.0)
+    with pytest.raises(ServiceUnreachable):
+        islands._recorded(Restarting(away, whole), begun)

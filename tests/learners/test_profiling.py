@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from learners import profiling
-from learners.profiling import Profiler
+from learners.profiling import Profiler, Recording
 from orchestrator.errors import Conflict, NotFound
 from tests.waiting import wait_until
 
@@ -157,6 +157,25 @@ def test_a_trace_that_nobody_reads_is_dropped(monkeypatch: pytest.MonkeyPatch) -
     wait_until(lambda: "was not fetched in time" in own.state("one", None)["problem"], "the end of the trace")
     with pytest.raises(NotFound):
         own.read("one", 0, 1)
+
+
+def test_a_trace_stays_while_its_reader_goes_on_over_a_slow_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    due: list[float] = []
+    monkeypatch.setattr(profiling, "KEPT_S", 100.0)
+    monkeypatch.setattr(Recording, "_drop_after", lambda own, seconds: due.append(seconds))
+    own = broken(monkeypatch, Broken(byte_count=10))
+    own.state("one", 1)
+    run(own, 2)
+    complete(own, "one")
+    wait_until(lambda: due, "the first timer")
+    start = profiling.monotonic()
+    for later, is_kept in ((99.0, True), (150.0, True), (400.0, False)):
+        monkeypatch.setattr(profiling, "monotonic", lambda at=start + later: at)
+        if is_kept:
+            assert own.read("one", 0, 1)
+        own._latest._drop_unread()
+        assert (own.state("one", None)["byte_count"] is not None) is is_kept, later
+    assert due[1:] == [100.0, 100.0]
 
 
 def test_a_trainer_without_a_profiler_is_refused() -> None:
