@@ -102,6 +102,7 @@ def test_every_field_of_a_policy_comes_back(fitted):
         grace_floor_steps=0.25,
         leaving_closes=True,
         router_interval_steps=4,
+        standby_wait_s=2.5,
     )
     for part in (policy, *(value for value in vars_of(policy).values() if is_dataclass(value))):
         same = [f.name for f in fields(part) if f.default is not MISSING and getattr(part, f.name) == f.default]
