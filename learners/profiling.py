@@ -5,11 +5,10 @@
 The loop starts and stops the profiler at its boundaries, so a trace has whole steps. It stands still meanwhile, and
 ``stalled_s`` says how long. The files are packed in another thread.
 
-A recording is bounded in steps, seconds and bytes, and the process drops it when no byte of it was
-read for ``KEPT_S``. Nothing here
-ends training: whatever fails becomes the ``problem`` of the recording. The zip is a file without a name, so a process that
-is killed leaves nothing. Only between the profiler's writing and the packing do files have names; the next recording on
-that machine removes those of a process that was killed meanwhile.
+A recording is bounded in steps, seconds and bytes, and the process drops it when no byte of it was read for ``KEPT_S``.
+Nothing here ends training: whatever fails becomes the ``problem`` of the recording. The zip is a file without a name, so a
+process that is killed leaves nothing. Only between the profiler's writing and the packing do files have names; the next
+recording on that machine removes those of a process that was killed meanwhile.
 
 Sources: ``jax.profiler``, whose files TensorBoard, XProf and Perfetto open; ``torch.profiler``, for the last.
 """

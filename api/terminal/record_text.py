@@ -255,7 +255,7 @@ def advised(advice: Advice) -> RenderableType:
 
 
 def _distance(z: float | None) -> str:
-    return "–" if z is None else f"{z + 0.0 if round(z, 1) else 0.0:.1f}"
+    return "–" if z is None else f"{z:z.1f}"
 
 
 def _times(merge: Merge) -> Table:

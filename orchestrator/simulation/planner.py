@@ -195,9 +195,8 @@ def of_running(spec: JobSpec, paces: Sequence[Pace], seen: Observed) -> tuple[di
     figures = {name: Figure(value, "the specification") for name, value in specified.items()}
     if "parameters" not in figures and seen.parameter_count:
         figures["parameters"] = Figure(seen.parameter_count, "measured")
-    if (
-        steps := [pace.step_s for pace in paces if pace.step_s] or seen.step_times()
-    ):  # an ended job has no pace any more
+    paced = [pace.step_s for pace in paces if pace.step_s]
+    if steps := paced or seen.step_times():  # an ended job has no pace any more
         figures["step_s"] = Figure(median(steps), f"measured, the median of {counted(len(steps), 'island')}")
     if tokens := [pace.tokens_per_step for pace in paces if pace.tokens_per_step]:
         figures["tokens_per_step"] = Figure(round(median(tokens)), "measured")

@@ -95,18 +95,23 @@ def test_an_own_objective_is_what_a_step_minimises_and_has_no_load(make_job: Any
     assert result.gradient_norm == 0.0
 
 
-def test_a_job_of_two_islands_records_routers_experts_and_losses_around_adoptions() -> None:
-    spec = parse_job(
+def of_two_islands(steps: int, **synchroniser: Any) -> JobSpec:
+    """Return the specification of a small mixture's job, in which both islands are in each merge."""
+    return parse_job(
         {
             "islands": [{"node_group": "here", "count": 2}],
-            "budget": {"steps": 16},
+            "budget": {"steps": steps},
             "model": of_mixture(),
             "data": {"sequence_length": 16},
             "training": {"batch_size": 2, "inner_optimizer": {"warmup_steps": 2}},
             "evaluation": {"sequences": 2},
-            "synchroniser": {"fragments": 2, "interval_steps": 4, "overlap_steps": 1, "quorum": 2},
+            "synchroniser": {"overlap_steps": 1, "quorum": 2, **synchroniser},
         }
     )
+
+
+def test_a_job_of_two_islands_records_routers_experts_and_losses_around_adoptions() -> None:
+    spec = of_two_islands(16, fragments=2, interval_steps=4)
     sink = MemorySink()
     job = MultiplexedJob(spec, jax_trainer.create, transfer_steps=1.0, recorder=sink)
     for _ in job.run():
@@ -139,20 +144,7 @@ def test_a_job_of_two_islands_records_routers_experts_and_losses_around_adoption
 
 
 def test_routers_with_a_period_of_their_own_merge_as_much_more_often_and_the_tape_replays_to_the_bit() -> None:
-    spec = parse_job(
-        {
-            "islands": [{"node_group": "here", "count": 2}],
-            "budget": {"steps": 24},
-            "model": of_mixture(),
-            "data": {"sequence_length": 16},
-            "training": {"batch_size": 2, "inner_optimizer": {"warmup_steps": 2}},
-            "evaluation": {"sequences": 2},
-            "synchroniser": {
-                **{"fragments": 3, "interval_steps": 8, "overlap_steps": 1, "quorum": 2},
-                **{"router_interval_steps": 4, "adoption": "replace"},
-            },
-        }
-    )
+    spec = of_two_islands(24, fragments=3, interval_steps=8, router_interval_steps=4, adoption="replace")
     sink = MemorySink()
     job = MultiplexedJob(spec, jax_trainer.create, transfer_steps=0.5, recorder=sink)
     for _ in job.run():
