@@ -43,7 +43,7 @@ from orchestrator.actors import IslandFactory, MeetingPlace, PartWindow, Profile
 from orchestrator.channel.endpoint import Carried, Membership
 from orchestrator.core.messages import Announcement, IslandHoldings, IslandReport, NotSaved, Ready
 from orchestrator.core.vocabulary import Epoch, FragmentId, Incarnation, IslandId, ScheduleAnchor, Version
-from orchestrator.errors import ConfigurationError, InfrastructureError, in_words
+from orchestrator.errors import ConfigurationError, Conflict, InfrastructureError, in_words
 from orchestrator.parameters import fragment_map
 from orchestrator.parameters.holding import Holding
 from orchestrator.parameters.parts import Bounds
@@ -593,7 +593,9 @@ class Island:
 
     def _built(self) -> IslandLoop:
         if self._loop is None:
-            raise RuntimeError(f"island {self._island} has not built its model yet")
+            raise Conflict(
+                detail=f"Island {self._island} is still building its model.", remedy="Try again once it trains."
+            )
         return self._loop
 
 

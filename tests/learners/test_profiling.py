@@ -12,7 +12,9 @@ import pytest
 
 from learners import profiling
 from learners.profiling import Profiler, Recording
+from orchestrator.core.vocabulary import IslandId
 from orchestrator.errors import Conflict, NotFound
+from orchestrator.system import logbook
 from tests.waiting import wait_until
 
 
@@ -181,6 +183,18 @@ def test_a_trace_stays_while_its_reader_goes_on_over_a_slow_line(monkeypatch: py
 def test_a_trainer_without_a_profiler_is_refused() -> None:
     with pytest.raises(Conflict, match=r"\(object\) has no profiler. .* `profiler`: 'jax' or 'torch'"):
         profiler(object()).state("one", 1)
+
+
+def test_an_island_that_builds_its_model_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from learners.island import Island  # here, because it imports Ray
+
+    monkeypatch.setattr(logbook, "keep", lambda book: None)  # it would redirect the output of this process
+    building = Island(IslandId("asia"), {}, logbook.island_logbook(tmp_path, "asia", 1), 60.0)
+    for steps in (2, None):
+        with pytest.raises(Conflict, match=r"Island asia is still building its model\. Try again once it trains"):
+            building.profile("short", steps)
+    with pytest.raises(Conflict, match="still building"):
+        building.read_profile("short", 0, 1)
 
 
 def test_what_a_killed_process_left_is_removed_by_the_next(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:

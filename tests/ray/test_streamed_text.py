@@ -137,6 +137,7 @@ def test_an_island_that_was_killed_reads_on_and_the_outcome_has_a_loss_by_source
 def _killed_and_back(job: Job, survivor: Path, victim: Path) -> dict[str, Any]:
     """The status at its end. Both are slow until the victim is killed, the survivor until it is back: work is left."""
     first = job.wait_for_merge(VICTIM, 1)
+    job.wait_for_merge(SURVIVOR, 1)
     _trace_both(job)
     os.kill(first["pid"], signal.SIGKILL)
     with pytest.raises(NotFound, match=f"Incarnation 1 of island {VICTIM} has ended, and its trace with it"):
