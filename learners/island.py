@@ -593,9 +593,7 @@ class Island:
 
     def _built(self) -> IslandLoop:
         if self._loop is None:
-            raise Conflict(
-                detail=f"Island {self._island} is still building its model.", remedy="Try again once it trains."
-            )
+            raise Conflict(detail=f"Island {self._island} builds its model.", remedy="Try again once it trains.")
         return self._loop
 
 

@@ -208,8 +208,10 @@ class NoticeReceived:
 class ContributionArrived:
     """The payload's bytes are held on the synchroniser's side, their checksum is good, and every value is a number.
 
+    The bytes of one that is based on too old a version are not pulled, because it is refused without them.
+
     ``displacement`` is the update norm ‖Θ_p − θ‖: how far the fragment is from the synchroniser's when the bytes came
-    (Euclidean, over all its parameters). ``None`` where nobody measured it: on tapes written before it was.
+    (Euclidean, over all its parameters). ``None`` where nobody measured it: without the bytes, and on older tapes.
     """
 
     at: Instant

@@ -21,6 +21,7 @@ keeps waiting on the *same* call, whose answer still comes.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections import deque
@@ -62,6 +63,8 @@ MARKER_TIMEOUT_S = 10.0
 """What waits behind it has a way that does not work, either."""
 PULLS_MAX = 4
 """Publications that the island pulls at once: each takes one of its process's threads, of which reports need some."""
+IN_CALLS_BYTES_MAX = 128 << 10
+"""Of publications in calls that are not answered yet. Reports and commands share these calls' connection and wait behind."""
 
 HOLDING_TIMEOUT_S = 10.0
 DAMAGED = (TransferError, PayloadDamaged, InvalidPayload)
@@ -201,10 +204,14 @@ class ParameterLink:
         self._holdings: dict[int, Holding] = {}
         self._marker: Marker | None = None
         self._outgoing_changed = threading.Condition()
+        self._newest_version: dict[FragmentId, Version] = {}
+        """The newest version of each fragment that was published to the island, whether it has come or not."""
         self._newest_offer: dict[FragmentId, int] = {}
         self._passed_over: set[FragmentId] = set()
         """Whose last pull was abandoned for a newer offer. The next is not, so that a slow line brings one now and then."""
         self._dead = threading.Event()
+        self.answered_at = -math.inf
+        """When, by the monotonic clock, rank 0 last answered a call of this link."""
         self._served_at: Address | None = None
         """Where the island's process serves, once a ticket has said so."""
         self._not_joined: tuple[float, str] | None = None
@@ -225,6 +232,10 @@ class ParameterLink:
     def note(self, offer: Offer) -> None:
         """There is this offer, which may make the pull of an older one of its fragment needless."""
         self._newest_offer[offer.fragment] = max(offer.offer, self._newest_offer.get(offer.fragment, 0))
+
+    def versions_behind(self, offer: Offer) -> int:
+        """Return how many versions of its fragment were published since the one that this offer is based on."""
+        return max(0, self._newest_version.get(offer.fragment, 0) - offer.base_version)
 
     def abandon(self) -> None:
         """The island's process is gone: pulls from it end now, and not when they are found to stall."""
@@ -268,6 +279,7 @@ class ParameterLink:
         while not over():
             try:
                 carried = self._link.get(request, PULL_SLICE_S)
+                self._answered(rank)
                 if carried is None:
                     return None
                 if isinstance(carried, Ticket):
@@ -313,6 +325,7 @@ class ParameterLink:
         """Send this version on when the batch before it has arrived."""
         with self._outgoing_changed:
             self._outgoing[fragment] = delivery
+            self._newest_version[fragment] = delivery.published.version
             self._count_waiting()
             self._outgoing_changed.notify()
 
@@ -498,10 +511,7 @@ class ParameterLink:
         unsent = deque(consignments)
         waiting: dict[ray.ObjectRef[int], Consignment] = {}
         while (unsent or waiting) and not self._closed.is_set():
-            while unsent:
-                pulls = sum(one.shipment.is_pulled for one in waiting.values())
-                if unsent[0].shipment.is_pulled and pulls >= PULLS_MAX * len(self._ranks):
-                    break
+            while unsent and self._has_room(unsent[0].shipment, [one.shipment for one in waiting.values()]):
                 one = unsent.popleft()
                 waiting[self._call(one)] = one
             wanted_count = 1 if unsent else len(waiting)
@@ -512,6 +522,13 @@ class ParameterLink:
                 one = waiting.pop(call)
                 log.warning("%s: the shard of fragment %d is gone; others do not wait for it", self._name, one.fragment)
                 self._send_again(one.fragment, one.delivery)
+
+    def _has_room(self, next_one: Shipment, waiting: Sequence[Shipment]) -> bool:
+        """Return whether the next one may be sent while these wait for their answers."""
+        if next_one.is_pulled:
+            return sum(one.is_pulled for one in waiting) < PULLS_MAX * len(self._ranks)
+        in_calls = sum(one.byte_count for one in waiting if not one.is_pulled)
+        return in_calls == 0 or in_calls + next_one.byte_count <= IN_CALLS_BYTES_MAX * len(self._ranks)
 
     def _settle(self, call: ray.ObjectRef[int], one: Consignment) -> None:
         """Note the answer of a call that has ended, whose payloads were held until now."""
@@ -526,9 +543,14 @@ class ParameterLink:
             self._send_again(one.fragment, one.delivery)
             self._closed.wait(RETRY_S)
         else:
+            self._answered(one.rank)
             self._held[one.rank, one.fragment] = Version(held)
             if held < one.delivery.published.version:
                 self._send_again(one.fragment, one.delivery)
+
+    def _answered(self, rank: int) -> None:
+        if rank == 0:
+            self.answered_at = time.monotonic()
 
     def _send_again(self, fragment: FragmentId, delivery: Delivery) -> None:
         with self._outgoing_changed:

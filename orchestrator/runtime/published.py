@@ -85,7 +85,10 @@ class AnyPayload(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Shipment:
-    """The content sent for a fragment: updates since a version, oldest first, or with ``since`` None its values alone."""
+    """The content sent for a fragment: updates since a version, oldest first, or with ``since`` None its values alone.
+
+    Nothing for an island that holds the version, or a later one, which is then ``since``.
+    """
 
     since: Version | None
     payloads: Sequence[AnyPayload]
@@ -210,10 +213,13 @@ class Published:
         """Return the shipment that leads from the version ``held`` to this one; None if that version is not known.
 
         An island whose version is unknown is assumed to hold the one before. That is true of all but newcomers, and a wrong
-        guess costs little. An island that holds this version or a later one ignores the shipment, so any will do.
+        guess costs little. One that holds this version or a later one needs no bytes: what is published again to an island
+        that answers again is mostly there, and would fill the line whose delay was the reason.
         """
         updates = self._updates
-        if updates and (held is None or held >= self.version):
+        if held is not None and held >= self.version:
+            return Shipment(held, ())
+        if updates and held is None:
             updates = updates[-1:]
         elif held is None or not updates or held + 1 < updates[0].version:
             return Shipment(None, (self.values(holding),))
@@ -358,9 +364,7 @@ def write_updates(run_dir: Path, job: str, held: Sequence[int], shard: Publishin
 
 
 def _update_since(one: PublishedFragment, held: int) -> FragmentUpdate:
-    digest = one.digest_of(EVERYTHING)
-    if held == one.version:
-        return FragmentUpdate(one.version, digest, one.version, ())
     # a version that was never announced is not one that updates lead from
-    shipment = one.since(Version(held if held < one.version else UNKNOWN))
-    return FragmentUpdate(one.version, digest, shipment.since, [payload.content for payload in shipment.payloads])
+    shipment = one.since(Version(held if held <= one.version else UNKNOWN))
+    contents = [payload.content for payload in shipment.payloads]
+    return FragmentUpdate(one.version, one.digest_of(EVERYTHING), shipment.since, contents)

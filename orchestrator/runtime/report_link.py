@@ -4,12 +4,13 @@ The report link carries reports in and commands out, and notices whether the isl
 
     poll      one long poll after another; a failing answer reports a death within milliseconds
               of an incarnation that is over and was silent: the final reports, once it answers again
-    relay     reports in their order → events; an offer becomes one once the parameter link holds its bytes. A report is
-              acknowledged, so that the island may forget it, once its event is durable on the tape
+    relay     reports in their order → events; an offer becomes one once the parameter link holds its bytes, or is known to
+              need none. A report is acknowledged, so that the island may forget it, once its event is durable on the tape
     command   one command after another, each until it is answered. Otherwise a start that is made again could overtake a
               drain that was decided after it, and cancel it
 
-Each is a thread of its own, so an island that hangs delays no other. The link does not decide what silence means: it posts
+Each is a thread of its own, so an island that hangs delays no other. An island that answers the parameter link is not
+silent: payloads that fill its line delay the answers to polls. The link does not decide what silence means: it posts
 "lost" with what it knows (``dead``, ``cut_off``), and "restored" when an answer comes. It sees no payload.
 
 Source: Ray 2.60 as measured: pending calls to a killed actor fail in 10 ms with ActorDiedError; calls
@@ -24,7 +25,9 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from typing import Concatenate, ParamSpec
 
 import ray
@@ -55,7 +58,21 @@ RETRY_S = 0.2
 COMMAND_TIMEOUT_S = 10.0
 COMMAND_ATTEMPTS = 5
 COMMAND_RETRY_S = 0.5
+OFFERS_AHEAD = 2
+"""Offers that are asked for before their turn. More small ones, which come in the answers, would fill a slow line before
+reports and answers, and most would be replaced by the time that they are needed."""
+LOOK_AHEAD = 16
+"""Reports among which such offers are looked for: thousands may wait after a cut."""
 Facts = ParamSpec("Facts")
+
+
+@dataclass(slots=True)
+class Received:
+    """A report by its number; 0 for an offer that waited for its shard. ``request``: of an offer that was asked for."""
+
+    number: int
+    report: messages.IslandReport
+    request: Request | None = None
 
 
 class Connection:
@@ -115,12 +132,12 @@ class ReportLink:
         self._durable_count, self.silent = context.durable_count, lost
         self._address: tuple[str, int] | None = None
         self._over = threading.Event()
-        self._inbox: queue.SimpleQueue[tuple[int, messages.IslandReport, Request | None] | str | None] = (
-            queue.SimpleQueue()
-        )
+        self._inbox: queue.SimpleQueue[Received | str | None] = queue.SimpleQueue()
+        self._ahead = threading.Semaphore(OFFERS_AHEAD)
         self._losses: tuple[float, ...] = ()
         """The first that this synchroniser heard of this incarnation, and the last."""
         self._lr = context.spec.training.inner_optimizer.lr
+        self._staleness_max = context.spec.synchroniser.staleness_max
         self._recorded: deque[tuple[int, int]] = deque()
         """The record that each report became, and its number: the relay adds at one end, the poll takes at the other."""
         self._commands: queue.SimpleQueue[Callable[[], ray.ObjectRef[None]] | None] = queue.SimpleQueue()
@@ -174,14 +191,19 @@ class ReportLink:
             while self._recorded and self._recorded[0][0] <= self._durable_count():
                 _, acknowledged = self._recorded.popleft()
             poll = self._actor.call(IslandInterface.reports, self._epoch, read, acknowledged, POLL_S)
+            heard_at = time.monotonic()
             try:
                 while True:
                     try:
-                        reports = self._link.get(poll, POLL_S + SILENCE_S)
+                        reports = self._link.get(poll, heard_at + POLL_S + SILENCE_S - time.monotonic())
                         break
                     except TimeoutError:
                         if self._closed.is_set():
                             return
+                        if self._parameters.answered_at > heard_at:  # it is there, and payloads fill its line
+                            heard_at = self._parameters.answered_at
+                            continue
+                        heard_at = time.monotonic()
                         self._post_silence(f"no answer for {POLL_S + SILENCE_S:.1f} s")
                         # where a line was cut after the question and before its answer, this side has nothing under way
                         # by which it could notice, and would wait for minutes after the line is whole again
@@ -213,12 +235,11 @@ class ReportLink:
             for number, report in reports:
                 if number <= read:
                     continue
-                read, request = number, None
+                read, received = number, Received(number, report)
                 if isinstance(report, messages.Offer):
                     self._parameters.note(report)
-                    # where it is slow, offers wait: small ones would pile up here, and most are replaced by then
-                    request = None if self._link.slow() else self._parameters.request(report)
-                self._inbox.put((number, report, request))
+                    self._ask_ahead(received)
+                self._inbox.put(received)
 
     def _post_silence(self, reason: str) -> None:
         """Once, until it answers again."""
@@ -243,13 +264,24 @@ class ReportLink:
     # ── relay ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _relay(self) -> None:
-        while (item := self._inbox.get()) is not None and not self._closed.is_set():
+        waiting: deque[Received | str | None] = deque()
+        while not self._closed.is_set():
+            while not waiting or not self._inbox.empty():
+                waiting.append(self._inbox.get())
+            for later in islice(waiting, LOOK_AHEAD):
+                if isinstance(later, Received) and not self._ask_ahead(later):
+                    break
+            item = waiting.popleft()
+            if item is None:
+                return
             if isinstance(item, str):
                 self._post_death(item)
                 return
-            number, report, request = item
+            number, report = item.number, item.report
             if isinstance(report, messages.Offer):
-                record = self._relay_offer(report, request)
+                record = self._relay_offer(report, item.request)
+                if item.request is not None:
+                    self._ahead.release()
             else:
                 if isinstance(report, messages.Progress):
                     self._losses = (*self._losses[:1], report.loss)
@@ -257,15 +289,35 @@ class ReportLink:
             if number:  # an offer that waited for its shard was acknowledged when it came first
                 self._recorded.append((record, number))
 
+    def _ask_ahead(self, received: Received) -> bool:
+        """Ask for an offer before its turn, if it is one. Return whether others may be asked for, too."""
+        if not isinstance(received.report, messages.Offer) or received.request is not None:
+            return True
+        if self._is_outdated(received.report):
+            return True
+        if self._link.slow() or not self._ahead.acquire(blocking=False):
+            return False
+        received.request = self._parameters.request(received.report)
+        return True
+
+    def _is_outdated(self, offer: messages.Offer) -> bool:
+        return self._parameters.versions_behind(offer) > self._staleness_max
+
     def _relay_offer(self, offer: messages.Offer, request: Request | None) -> int:
-        """Have the offer's bytes held and say so; an offer that was replaced, or died with its island, is no event."""
+        """Have the offer's bytes held and say so; an offer that was replaced, or died with its island, is no event.
+
+        One that is refused anyway, because its fragment has moved on, is an event without its bytes: where a line is full,
+        pulling them would keep the island as late as it is, with all its offers.
+        """
         contribution = contribution_of(offer, self._island, self._incarnation)
+        if request is None and self._is_outdated(offer):
+            return self._post(lambda at: events.ContributionArrived(at, contribution))
         try:
             fetched = self._parameters.fetch(
                 offer, contribution.payload, self._parameters.request(offer) if request is None else request
             )
         except ShardAway:  # offers for other shards do not wait for it
-            self._shard.when_back(offer.fragment, lambda: self._inbox.put((0, offer, None)))
+            self._shard.when_back(offer.fragment, lambda: self._inbox.put(Received(0, offer)))
             return 0
         if fetched is None:
             return 0

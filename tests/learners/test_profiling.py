@@ -191,9 +191,9 @@ def test_an_island_that_builds_its_model_says_so(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(logbook, "keep", lambda book: None)  # it would redirect the output of this process
     building = Island(IslandId("asia"), {}, logbook.island_logbook(tmp_path, "asia", 1), 60.0)
     for steps in (2, None):
-        with pytest.raises(Conflict, match=r"Island asia is still building its model\. Try again once it trains"):
+        with pytest.raises(Conflict, match=r"Island asia builds its model\. Try again once it trains"):
             building.profile("short", steps)
-    with pytest.raises(Conflict, match="still building"):
+    with pytest.raises(Conflict, match="builds its model"):
         building.read_profile("short", 0, 1)
 
 

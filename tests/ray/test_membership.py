@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -112,8 +113,9 @@ def test_a_start_that_is_made_again_does_not_follow_the_drain_that_was_decided_a
     roots = AllowedRoots.only(tmp_path)
     context = JobContext("job", spec, tmp_path, roots, Epoch(1), lambda: 0.0, lambda _: 0, failures.append, lambda: 0)
     unused: Any = None
+    parameters: Any = SimpleNamespace(answered_at=0.0)
     life = (IslandId("asia"), Incarnation(1))
-    link = report_link.ReportLink(life, island, context, ImpairedLink(closed), unused, unused, lost=False)
+    link = report_link.ReportLink(life, island, context, ImpairedLink(closed), parameters, unused, lost=False)
     try:
         link.command(IslandInterface.start, NO_ANCHOR)
         link.command(IslandInterface.drain)

@@ -262,6 +262,67 @@ def test_publications_do_not_wait_for_a_pull_from_a_shard_whose_process_is_gone(
         ray.cancel(pulling, force=True)
 
 
+@pytest.mark.parametrize(("byte_count", "under_way"), [(100 << 10, 1), (50 << 10, 2), (10 << 10, 6)])
+def test_publications_in_calls_leave_room_for_reports(
+    link: ParameterLink, island: Island, byte_count: int, under_way: int
+) -> None:
+    import ray
+
+    from orchestrator.runtime.parameter_link import Delivery
+    from orchestrator.runtime.published import Shipment
+
+    @ray.remote(num_cpus=0)
+    def until(answered: Any) -> int:
+        return 1
+
+    @ray.remote(num_cpus=0)
+    def never() -> None:
+        threading.Event().wait()
+
+    class Small(Version1):
+        def since(self, held: Version | None, holding: Holding) -> Any:
+            return Shipment(
+                None, (SimpleNamespace(byte_count=byte_count, inline=True, carried=lambda receiver: BYTES),)
+            )
+
+    pending, delivered = never.remote(), []
+
+    def call(method: Callable[..., Any], *arguments: Any) -> Any:
+        if method.__name__ != "deliver":
+            return EVERYTHING if method.__name__ == "holding" else None
+        delivered.append(arguments[1])
+        return until.remote(pending)
+
+    island.call = call  # type: ignore[method-assign]
+    try:
+        with link._outgoing_changed:  # so that one batch has them all
+            for fragment in range(6):
+                link._outgoing[FragmentId(fragment)] = Delivery(Small(), 16, 0, NO_ANCHOR)  # type: ignore[arg-type]
+            link._outgoing_changed.notify()
+        wait_until(lambda: len(delivered) >= under_way, "the first calls")
+        assert delivered == list(range(under_way))
+    finally:
+        ray.cancel(pending, force=True)
+    wait_until(lambda: len(set(delivered)) == 6, "the others, once those have ended")
+    wait_until(lambda: not link._under_way, "their end")
+
+
+def test_an_offer_is_behind_by_the_versions_that_were_published_since_its_own(
+    link: ParameterLink, island: Island, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import ray
+
+    from orchestrator.runtime.parameter_link import Delivery
+
+    monkeypatch.setattr(island, "call", lambda method, *_: ray.put(3) if method.__name__ == "deliver" else None)
+    assert link.versions_behind(offer(16)) == 0
+    published = Version1()
+    published.version = Version(3)
+    link.publish(FRAGMENT, Delivery(published, 16, 0, NO_ANCHOR))
+    assert link.versions_behind(offer(16)) == 3
+    assert link.versions_behind(offer(16, FragmentId(1))) == 0
+
+
 # ── an island of two hosts ────────────────────────────────────────────────────────────────────────────────────────────
 
 
