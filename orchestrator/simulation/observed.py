@@ -106,6 +106,8 @@ class Observed:
         self.keeps_work = False
         self._last_reports: dict[LifeId, tuple[Instant, int]] = {}
         self._payloads: set[PayloadId] = set()
+        self._measures = False
+        """Whether contributions whose bytes were pulled have a displacement: not on older tapes."""
         self._merging: dict[tuple[FragmentId, Version], Instant] = {}
         self._evaluating: dict[int, Instant] = {}
         self._ending_at: Instant | None = None
@@ -253,7 +255,9 @@ class Observed:
         self._settle_gap(key, c.tokens_total)
         self.arrived += isinstance(event, e.ContributionArrived)
         self.unusable += isinstance(event, e.ContributionUnusable)
-        if self._together(key, c.tokens_total):
+        measured = isinstance(event, e.ContributionArrived) and event.displacement is not None
+        self._measures = self._measures or measured
+        if self._together(key, c.tokens_total) and (measured or not self._measures):  # otherwise no bytes were pulled
             self.pulls.append(event.at - self._last_reports[key][0])
         self._last_reports[key] = (event.at, c.tokens_total)
 

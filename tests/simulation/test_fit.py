@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from orchestrator.core.events import ContributionArrived
 from orchestrator.core.messages import Progress
 from orchestrator.core.vocabulary import IslandId
 from orchestrator.errors import DataError
-from orchestrator.simulation.fit import fit, speeds_of
+from orchestrator.simulation.fit import fit, observe, speeds_of
 from orchestrator.simulation.plan import Capacity, Fault, FaultKind, Pace, WorldPlan, sample_policy
 from orchestrator.simulation.world import World
 from orchestrator.tape.replay import replay
@@ -177,6 +178,22 @@ def test_a_tape_that_breaks_off_is_simulated_up_to_there_and_no_further(calm):
     world = _again(fitted)
     assert world.finished is None
     assert world.now <= fitted.until
+
+
+def test_offers_whose_bytes_were_not_pulled_are_no_pulls_but_on_tapes_without_displacements_all_are(calm):
+    def pulls(with_displacement):
+        records = [
+            replace(record, event=replace(record.event, displacement=None))
+            if isinstance(record.event, ContributionArrived) and not with_displacement(record.event)
+            else record
+            for record in calm.tape.records
+        ]
+        return len(observe(Tape(calm.tape.header, records)).pulls)
+
+    every = pulls(lambda event: True)
+    assert every > 0
+    assert 0 < pulls(lambda event: event.contribution.island != ASIA) < every
+    assert pulls(lambda event: False) == every
 
 
 def test_a_cancelled_job_is_cancelled_again():
