@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import signal
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
@@ -84,6 +85,8 @@ ShardsOption = Annotated[str | None, typer.Option(metavar="N", help="Shards of t
 PriceOption = Annotated[
     str | None, typer.Option(metavar="KIND=PRICE", help="Price of an accelerator and hour, such as gpu=2.10.")
 ]
+PRICE = re.compile(r"^[A-Za-z][\w.-]*=")
+"""The kind of accelerator before a price. It is for people: a fleet has one kind."""
 TablesArgument = Annotated[
     list[str] | None,
     typer.Argument(
@@ -171,7 +174,7 @@ def plan(
         "tokens_per_step": tokens_per_step,
         "tokens": tokens,
         "shards": shards,
-        "price": None if price is None else price.rpartition("=")[2],
+        "price": price and PRICE.sub("", price),
     }
     typed = {name: value for name, value in typed.items() if value is not None}
     if (job is not None) + (running is not None) + groups > 1:
