@@ -13,6 +13,11 @@ well under half a second, because what a command needs is imported when it runs.
 
 from __future__ import annotations
 
+import signal
+
+if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # in the imports below, Ctrl-C ends the process without a traceback
+
 import errno
 import os
 import platform
@@ -197,6 +202,8 @@ def main() -> None:
     python_process.take_encoding()
     prepare_streams()
     try:
+        if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         try:
             app(prog_name=PROGRAM)
         finally:

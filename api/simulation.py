@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from api.terminal.listing import Listing
 from orchestrator.errors import ConfigurationError
-from orchestrator.system.plain import money, percent, seconds
+from orchestrator.system.plain import counted, money, percent, scaled, seconds, three_digits
 from orchestrator.tape.schema import FleetHeader, Header
 from orchestrator.tape.storage import TapeWriter
 
@@ -339,9 +339,9 @@ def _curve_name(row: str) -> str:
 def plan_words(fleet: Fleet, outcome: Planned) -> Iterator[str]:
     """Yield what was planned, the settings for the line, the memory, and what was assumed."""
     best, settings = outcome.best, outcome.best.settings
-    islands = "1 island" if fleet.islands == 1 else f"{fleet.islands} islands"
+    islands, parameters = counted(fleet.islands, "island"), "parameter" if fleet.parameters == 1 else "parameters"
     yield (
-        f"{amount(fleet.parameters)} parameters, {islands}, each of {fleet.hosts} × {fleet.accelerators} "
+        f"{amount(fleet.parameters)} {parameters}, {islands}, each of {fleet.hosts:,} × {fleet.accelerators:,} "
         f"accelerators. A host dies every {span(fleet.mtbf_host)} and is back after {span(fleet.host_return)}: an island "
         f"dies every {span(1.0 / fleet.death_rate)} and trains again after {span(fleet.outage_s)}."
     )
@@ -350,19 +350,21 @@ def plan_words(fleet: Fleet, outcome: Planned) -> Iterator[str]:
     yield (
         f"H = {settings.interval_steps}, P = {settings.fragments}, τ = {settings.overlap_steps}, {settings.codec}"
         + (f" (change {words})" if changes else "")
-        + f": {percent(best.line_use)} of each line, and {best.synchroniser_bits_per_s / 1e9:.3g} Gbps each way at the "
-        f"synchroniser{'' if fleet.shards == 1 else f', shared by {fleet.shards} shards'}."
+        + f": {percent(best.line_use)} of each line, and {scaled(best.synchroniser_bits_per_s, 'bps')} each way at the "
+        f"synchroniser{'' if fleet.shards == 1 else f', shared by {fleet.shards:,} shards'}."
     )
     yield (
-        f"Memory: {best.host_bytes / 1e9:.3g} GB of each host, {best.accelerator_bytes / 1e9:.3g} GB and activations of "
-        f"each accelerator, {best.shard_bytes / 1e9:.3g} GB of {'the synchroniser' if fleet.shards == 1 else 'each shard'}."
+        f"Memory: {scaled(best.host_bytes, 'B')} of each host, {scaled(best.accelerator_bytes, 'B')} and activations of "
+        f"each accelerator, {scaled(best.shard_bytes, 'B')} of {'the synchroniser' if fleet.shards == 1 else 'each shard'}."
     )
     if outcome.data_parallel is None or outcome.data_parallel.line_use > 1.0:
-        needed = "" if outcome.data_parallel is None else f" ({outcome.data_parallel.line_use:.3g} times the line)"
+        needed = (
+            "" if outcome.data_parallel is None else f" ({three_digits(outcome.data_parallel.line_use)} times the line)"
+        )
         yield f"Data-parallel over these lines waits for its all-reduce in each step{needed}."
     yield (
         f"With {amount(fleet.tokens_per_step)} tokens in an island's step of {fleet.step_s:.3g} s, "
-        f"{amount(fleet.budget)} tokens in all."
+        f"{amount(fleet.budget)} token{'' if fleet.budget == 1 else 's'} in all."
     )
 
 
@@ -372,7 +374,7 @@ def source_words(fleet: Fleet, figures: Mapping[str, Figure]) -> Iterator[str]:
         if name.startswith("outer_") or value is None:
             continue
         source = figures[name].source if name in figures else "assumed"
-        words = span(value) if name in DURATIONS else f"{value / 1e9:.3g} Gbps" if name == "line" else amount(value)
+        words = span(value) if name in DURATIONS else scaled(value, "bps") if name == "line" else amount(value)
         yield f"  {name.replace('_', '-')}: {words} ({source})"
 
 
@@ -391,5 +393,5 @@ def amount(value: float) -> str:
     """Return a large number with a letter: 8B, 1.05M."""
     for unit, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
         if value >= unit:
-            return f"{value / unit:.3g}{letter}"
+            return f"{three_digits(value / unit)}{letter}"
     return f"{value:g}"

@@ -110,7 +110,7 @@ class OutsideRoots(ConfigurationError):
     remedy: str = ""
 
     def __str__(self) -> str:
-        return f"{self.detail} {self.remedy}".rstrip()
+        return _joined(self.detail, self.remedy)
 
 
 @dataclass(eq=False, kw_only=True)
@@ -120,7 +120,7 @@ class UnfitWeights(ConfigurationError):
     remedy: str = ""
 
     def __str__(self) -> str:
-        return f"{self.detail} {self.remedy}".rstrip()
+        return _joined(self.detail, self.remedy)
 
 
 @dataclass(eq=False, kw_only=True)
@@ -141,7 +141,7 @@ class RequestError(AtollError):
     remedy: str = ""
 
     def __str__(self) -> str:
-        return f"{self.detail} {self.remedy}".rstrip()
+        return _joined(self.detail, self.remedy)
 
 
 @dataclass(eq=False, kw_only=True)
@@ -189,7 +189,7 @@ class InfrastructureError(AtollError):
     remedy: str = ""
 
     def __str__(self) -> str:
-        return f"{self.detail} {self.remedy}".rstrip()
+        return _joined(self.detail, self.remedy)
 
 
 @dataclass(eq=False, kw_only=True)
@@ -281,6 +281,12 @@ _DISK_REMEDIES = {
     errno.ENOTDIR: "Move the file away that is in place of a folder",
     errno.ENOENT: "Create the folder above it",
 }
+
+
+def _joined(detail: str, remedy: str) -> str:
+    """Return both as sentences, also if ``detail`` is a reason without a full stop, as statuses and tables have them."""
+    stop = "." * bool(remedy[:1].isupper() and (detail[-1:].isalnum() or detail[-1:] in tuple("'\"`)%")))
+    return f"{detail}{stop} {remedy}".rstrip()
 
 
 def disk_remedy(error: OSError) -> str:

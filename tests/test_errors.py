@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.errors import ConfigurationError, InvalidJobSpec, Problem, first_line, in_words, origin
+from orchestrator.errors import ConfigurationError, Conflict, InvalidJobSpec, Problem, first_line, in_words, origin
 
 ROOT = Path(__file__).parent.parent
 REFUSAL = ConfigurationError(detail="model.factory 'a:b' raises ValueError: no. Try it outside of a job first.")
@@ -27,6 +27,20 @@ def carried(cause: Exception) -> Exception:
     story = f"\x1b[36mray::Evaluator.outline()\x1b[39m (pid=7)\n  File ...\n{type(cause).__name__}: {cause}"
     error: Exception = RayTaskError("outline", story, cause, "ray::Evaluator", 7, "127.0.0.1").as_instanceof_cause()
     return error
+
+
+@pytest.mark.parametrize(
+    ("detail", "remedy", "told"),
+    [
+        ("vm is the last node", "Cordon the group.", "vm is the last node. Cordon the group."),
+        ("It is full (0 bytes)", "Free some.", "It is full (0 bytes). Free some."),
+        ("It is full.", "Free some.", "It is full. Free some."),
+        ("It is full", "", "It is full"),
+        ("It is full,", "free some.", "It is full, free some."),
+    ],
+)
+def test_a_detail_and_its_remedy_are_two_sentences(detail: str, remedy: str, told: str) -> None:
+    assert str(Conflict(detail=detail, remedy=remedy)) == told
 
 
 @pytest.mark.parametrize(

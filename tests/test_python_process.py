@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.system import python_process
+from tests.api.installation import interruptible
 
 ROOT = Path(__file__).parent.parent
 OWNER = "orchestrator/system/python_process.py"
@@ -127,3 +129,44 @@ def test_a_process_takes_no_module_from_its_folder_nor_from_variables(tmp_path: 
     assert plain.returncode, "nothing is shadowed without it"
     command, environment = python_process.code(nested), python_process.cleaned(hostile)
     assert subprocess.run(command, cwd=tmp_path, env=environment).returncode == 0
+
+
+@pytest.mark.parametrize(("error", "code"), [("os.kill(os.getpid(), signal.SIGINT)", -signal.SIGINT), ("1 / 0", 1)])
+def test_ctrl_c_while_a_command_imports_is_silent_and_an_error_is_not(tmp_path: Path, error: str, code: int) -> None:
+    (tmp_path / "slow.py").write_text(f"import os, signal, sys\n{error}\nsys.exit(3)\n")
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    ended = subprocess.run(
+        python_process.command("slow"), env=environment, capture_output=True, text=True, preexec_fn=interruptible
+    )
+    assert ended.returncode == code
+    assert ("Traceback" in ended.stderr) == (code > 0)
+
+
+def test_a_command_has_its_arguments_and_its_exit_code(tmp_path: Path) -> None:
+    (tmp_path / "shows.py").write_text("import sys\nprint(__name__, *sys.argv[1:])\nsys.exit(3)\n")
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    ended = subprocess.run(python_process.command("shows", "a", "b c"), env=environment, capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout) == (3, "__main__ a b c\n")
+
+
+@pytest.mark.parametrize(
+    ("imported", "code"),
+    [("typer", -signal.SIGINT), ("orchestrator.simulation.planner", 130)],
+    ids=["before the command", "in the command"],
+)
+def test_ctrl_c_while_the_command_line_imports_leaves_no_traceback(imported: str, code: int) -> None:
+    program = f"""
+import os, runpy, signal, sys
+class Interrupting:
+    def find_spec(self, name, path=None, target=None):
+        if name == {imported!r}:
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Interrupting())
+sys.argv = ["atoll", "plan", "--islands", "8"]
+runpy.run_module("api.cli", run_name="__main__", alter_sys=True)
+"""
+    command = python_process.code(program)
+    ended = subprocess.run(
+        command, env=python_process.cleaned(os.environ), capture_output=True, text=True, preexec_fn=interruptible
+    )
+    assert (ended.returncode, ended.stderr) == (code, "")

@@ -184,7 +184,7 @@ def _in_a_process(
     devices = min(DEVICES_MAX, max(1, entry.accelerators) * entry.hosts)
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices}".strip()
     child = subprocess.run(
-        python_process.module("learners.job_check"),
+        python_process.command("learners.job_check"),
         input=json.dumps(spec.island_document(entry)),
         stdout=subprocess.PIPE,
         text=True,

@@ -148,7 +148,7 @@ def _write_for_orbax(parameters: Path, target: Path) -> None:
 
 
 def _run_writer(form: str, source: Path, target: Path) -> None:
-    command = python_process.module(WRITER, form, str(source), str(target))
+    command = python_process.command(WRITER, form, str(source), str(target))
     written = subprocess.run(command, env=python_process.cleaned(os.environ), check=False)
     if written.returncode:
         raise typer.Exit(1)

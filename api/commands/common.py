@@ -364,4 +364,6 @@ def run_to_end(command: list[str], text: bytes | None = None, packages: Sequence
         code = process.wait()
     finally:
         signal.signal(signal.SIGINT, before)
+    if code == -signal.SIGINT:  # while it imported
+        return INTERRUPTED
     return code if code >= 0 else 1

@@ -33,7 +33,7 @@ def train(
 ) -> None:
     """Train byte-level BPE on files and write it as a tokenizer.json. The same files give the same tokenizer."""
     # In a separate process: the library keeps threads and much memory, and is an optional dependency.
-    command = python_process.module("learners.tokenizer_training", "--vocabulary-size", str(vocabulary_size))
+    command = python_process.command("learners.tokenizer_training", "--vocabulary-size", str(vocabulary_size))
     command += ["--output", str(output), "--text-field", text_field, *(["--json"] if as_json else []), "--", *files]
     raise typer.Exit(run_to_end(command))
 
@@ -91,7 +91,7 @@ def index(
         raise typer.BadParameter(f"{specification} is a specification, which names its files; give no other files")
     else:
         section = _of_specification(specification, options_set)
-    command = python_process.module("learners.data_indexing", "--output", str(output))
+    command = python_process.command("learners.data_indexing", "--output", str(output))
     command += ["--processes", str(processes)] if processes is not None else []
     # In a separate process: the tokenizers' libraries keep threads and much memory, and are optional dependencies.
     text = json.dumps(section).encode()

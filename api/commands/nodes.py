@@ -198,7 +198,7 @@ def join(
         ("--name", None if name is None else named("--name", name)),
     ):
         command += [] if value is None else [option, str(value)]
-    python_process.become(python_process.module(JOIN_MODULE, *command))
+    python_process.become(python_process.command(JOIN_MODULE, *command))
 
 
 def leave(
@@ -227,7 +227,7 @@ def leave(
         )
     command = ["--grace", str(grace), "--cause", cause]
     command += [] if name is None else ["--name", named("--name", name)]
-    python_process.become(python_process.module(LEAVE_MODULE, *command))
+    python_process.become(python_process.command(LEAVE_MODULE, *command))
 
 
 # ── checks of options ─────────────────────────────────────────────────────────────────────────────────────────────

@@ -195,12 +195,13 @@ def advise(
     """Show what the job's autopilot advises on H, quorum, grace and standbys, with the reason and the simulated effect."""
     with connect(home, url) as client:
         advice = client.advice(job)
+        state = client.job(advice.job).state
     if as_json:
         print_json(advice)
         return
     from api.terminal.record_text import advised
 
-    console().print(advised(advice))
+    console().print(advised(advice, state))
 
 
 def cost(

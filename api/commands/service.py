@@ -327,7 +327,7 @@ def head(
         home_files.replace(home / object_store.REMEMBERED, f"{url}\n")
     command = ["head", "--home", str(home.resolve()), "--address", address, "--port", str(port)]
     command += common_options(folder, partition_tolerance, packages, pass_environment)
-    python_process.become(python_process.module(HEAD_MODULE, *command))
+    python_process.become(python_process.command(HEAD_MODULE, *command))
 
 
 def serve(
@@ -430,7 +430,7 @@ def serve(
     options += common_options(folder, partition_tolerance, packages, pass_environment)
     options += ["--pass-environment", DATABASE_VARIABLE] if database else []
     os.environ |= {DATABASE_VARIABLE: database} if database else {}  # all users can see command lines
-    python_process.become(python_process.module(HEAD_MODULE, *options, "--", *command_of(wanted, say)))
+    python_process.become(python_process.command(HEAD_MODULE, *options, "--", *command_of(wanted, say)))
 
 
 def install_units(

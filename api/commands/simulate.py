@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import signal
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
@@ -84,6 +85,8 @@ ShardsOption = Annotated[str | None, typer.Option(metavar="N", help="Shards of t
 PriceOption = Annotated[
     str | None, typer.Option(metavar="KIND=PRICE", help="Price of an accelerator and hour, such as gpu=2.10.")
 ]
+PRICE = re.compile(r"^[A-Za-z][\w.-]*=")
+"""The kind of accelerator before a price. It is for people: a fleet has one kind."""
 TablesArgument = Annotated[
     list[str] | None,
     typer.Argument(
@@ -171,7 +174,7 @@ def plan(
         "tokens_per_step": tokens_per_step,
         "tokens": tokens,
         "shards": shards,
-        "price": None if price is None else price.rpartition("=")[2],
+        "price": price and PRICE.sub("", price),
     }
     typed = {name: value for name, value in typed.items() if value is not None}
     if (job is not None) + (running is not None) + groups > 1:
@@ -291,6 +294,9 @@ def reproduce(
     if other := sorted({*(size or ())} - {*TRAINED_SIZES, "all"}):
         raise ConfigurationError(detail=f"There is no --size {other[0]}. Sizes: {', '.join(TRAINED_SIZES)}, or all.")
     wanted = [table for name, table in TABLES.items() if not tables or name in tables]
+    if estimate and wanted:
+        detail = f"--estimate is for trained tables, and {wanted[0].name} is simulated. Leave {wanted[0].name} out."
+        raise ConfigurationError(detail=detail)
     results: list[dict[str, Any]] = []
     try:
         into.mkdir(parents=True, exist_ok=True)
@@ -309,13 +315,13 @@ def reproduce(
         say(f"interrupted: {len(results)} of {len(wanted)} tables are complete; the same command computes the rest")
         raise typer.Exit(INTERRUPTED) from None
     finally:
-        if as_json:
+        if as_json and not estimate:  # whose figures the process of the trainings prints
             print_json(results)
 
 
 def _reproduced(wanted: Sequence[Table], into: Path, seed: int, again: bool) -> Iterator[tuple[Table, list[Cell]]]:
     """Yield each table with its cells: those in the folder, or computed and stored there. Says first what it will cost."""
-    from api.simulation import published_chart, stored_cells
+    from api.simulation import stored_cells
 
     stored = {} if again else {table.name: stored_cells(into / f"{table.name}.json", seed) for table in wanted}
     left = [table for table in wanted if not stored.get(table.name)]
@@ -329,10 +335,18 @@ def _reproduced(wanted: Sequence[Table], into: Path, seed: int, again: bool) -> 
                 for cell in table.cells(seed) if table.cells is not None else ():
                     cells.append(cell)
                     progress.show(min(1.0, len(cells) / table.count))
-            (into / f"{table.name}.svg").write_text(published_chart(table, cells), encoding="utf-8")
             text = json.dumps(table.plain(cells, seed), indent=1, ensure_ascii=False) + "\n"
             LocalDisk().replace(into / f"{table.name}.json", text.encode())
+        _draw_table(table, cells, into, is_new=table in left)
         yield table, cells
+
+
+def _draw_table(table: Table, cells: Sequence[Cell], into: Path, *, is_new: bool) -> None:
+    """Draw a table that is new, or whose picture is missing."""
+    from api.simulation import published_chart
+
+    if is_new or not (into / f"{table.name}.svg").exists():
+        LocalDisk().replace(into / f"{table.name}.svg", published_chart(table, cells).encode())
 
 
 def _trained(
@@ -347,13 +361,14 @@ def _trained(
     results: list[dict[str, Any]],
 ) -> int:
     """Train for these tables, print and draw what is finished, and return the exit code. Adds the tables to ``results``."""
-    from api.simulation import FOOT_OF_TRAINED, published_chart
+    from api.simulation import FOOT_OF_TRAINED
     from orchestrator.simulation.published import TRAINED, cells_of
     from orchestrator.system import python_process
 
     # A process of its own: it imports JAX, which the command line must not.
-    command = python_process.module("orchestrator.laboratory.trained_tables", *names, "--into", str(into))
-    command += ["--seed", str(seed), *["--again"] * again, *["--estimate"] * estimate]
+    command = python_process.command("orchestrator.laboratory.trained_tables", *names, "--into", str(into))
+    command += ["--seed", str(seed), *["--again"] * again]
+    command += [*["--estimate"] * estimate, *["--json"] * (estimate and as_json)]
     for option, values in (("--size", sizes), ("--only", only)):
         for value in values:
             command += [option, value]
@@ -366,7 +381,7 @@ def _trained(
             continue
         document = json.loads(path.read_text(encoding="utf-8"))
         cells = cells_of(document)
-        (into / f"{name}.svg").write_text(published_chart(table, cells), encoding="utf-8")
+        _draw_table(table, cells, into, is_new=True)
         results.append(document)
         if not as_json:
             _show(table, cells, (document["agreement"], *document["notes"], FOOT_OF_TRAINED), into)

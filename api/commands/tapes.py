@@ -154,7 +154,7 @@ def train_tape(
 ) -> None:
     """Train in one process, driven by a tape, to measure what its failures do to the model."""
     # In a separate process: it imports JAX, which the command line must not.
-    command = python_process.module("orchestrator.laboratory.train_tape", str(tape), "--config", str(config))
+    command = python_process.command("orchestrator.laboratory.train_tape", str(tape), "--config", str(config))
     command += ["--runs", str(runs), "--seeds", str(seeds)]
     for baseline in baselines or []:
         command += ["--baseline", baseline]
@@ -187,7 +187,7 @@ def compare(
 ) -> None:
     """Train a job's method and its baselines on the same tokens, each at its best learning rate, and print a table."""
     # A process of its own: it imports JAX, which the command line must not.
-    command = python_process.module("orchestrator.laboratory.compare", str(file))
+    command = python_process.command("orchestrator.laboratory.compare", str(file))
     for baseline in baselines or ["data-parallel"]:
         command += ["--baseline", baseline]
     raise typer.Exit(run_to_end([*command, "--json"] if as_json else command, packages=packages or ()))

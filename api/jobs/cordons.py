@@ -117,7 +117,7 @@ class NodeCordons:
                 and group is not None
                 and (why := _last_of(node, group, cordons_here))
             ):
-                raise Conflict(detail=why, remedy=f"Cordon the whole group: `atoll cordon {node_group}`.")
+                raise Conflict(detail=f"{why}.", remedy=f"Cordon the whole group: `atoll cordon {node_group}`.")
             now = self._clock()
             if cordoned:
                 row = NodeCordonRow(node=node, node_group=node_group, caller=caller, reason="", cordoned_at=now)

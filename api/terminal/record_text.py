@@ -18,7 +18,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from api.schemas import Advice, Diagnosis, Merge, MergeSummary, TapeRecord
+from api.schemas import Advice, Diagnosis, JobState, Merge, MergeSummary, TapeRecord
 from api.terminal.listing import Listing
 from orchestrator.system.plain import percent, seconds
 
@@ -229,13 +229,18 @@ def diagnosed(diagnosis: Diagnosis) -> RenderableType:
 LOOKS_SHOWN = 5
 
 
-def advised(advice: Advice) -> RenderableType:
-    """The newest advice with its simulated effect, and the outcomes of the looks before it."""
+def advised(advice: Advice, state: JobState) -> RenderableType:
+    """Return the newest advice with its simulated effect, and the outcomes of the looks before it."""
     parts: list[RenderableType] = [Text(f"{advice.job}, autopilot {advice.kind}")]
     if not advice.looks:
-        remedy = (
-            "Give `autopilot: {kind: observe}` in the specification." if advice.kind == "off" else "Look again later."
-        )
+        if advice.kind == "off":
+            remedy = "Give `autopilot: {kind: observe}` in the specification of the next job."
+        elif state.final:
+            remedy = (
+                f"The job is {state.value}. A look comes `autopilot.every_s` after its start: give the next job less."
+            )
+        else:
+            remedy = f"The job is {state.value}. The first look comes `autopilot.every_s` after its start."
         return Group(*parts, Text("The autopilot has not looked at this job's tape.", style="bold"), Text(remedy))
     newest = advice.looks[0]
     parts.append(Text(newest.outcome, style="bold"))

@@ -38,7 +38,7 @@ export class Diagnosis {
       h("h2", { id: "diagnosis-title" }, ended ? "What cost most" : "What costs most"),
       cause ? causeView(cause) : h("p", { class: "nothing" }, "No cause takes 2 % of the island time."),
       others.length > 0 && h("p", { class: "sub further" }, "Then: ", others.slice(0, OTHERS_SHOWN).map(brief).join(", "), "."),
-      this.#advice && adviceView(this.#advice),
+      this.#advice && adviceView(this.#advice, ended),
     ];
   }
 }
@@ -54,11 +54,11 @@ function causeView(cause) {
   ];
 }
 
-function adviceView({ kind, looks }) {
+function adviceView({ kind, looks }, ended) {
   if (kind === "off" && !looks.length) return null;
   const [look] = looks;
   const title = h("h3", {}, `Autopilot (${kind})`);
-  if (!look) return [title, h("p", { class: "nothing" }, "It has not looked at this job yet.")];
+  if (!look) return [title, h("p", { class: "nothing" }, ended ? "The job ended before its first look." : "It has not looked at this job yet.")];
   const { advice } = look;
   if (!advice) return [title, h("p", {}, sentence(look.outcome)), lookedAt(look)];
   const done = look.command ? "The change was made." : advice.held_by ? `Not changed: ${advice.held_by}.` : "Not changed: it only observes.";

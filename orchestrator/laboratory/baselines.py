@@ -16,21 +16,23 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
 
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from learners import jax_trainer, model
 from learners.text import Text
-from orchestrator.errors import ConfigurationError
+from orchestrator.errors import ConfigurationError, disk_remedy
 from orchestrator.laboratory.multiplex import MultiplexedJob
 from orchestrator.parameters import tensors
 from orchestrator.specification.config import JobSpec
 from orchestrator.specification.sections import SynchroniserSection
+from orchestrator.system.plain import counted
 from orchestrator.system.roots import EVERYTHING
 
 Run = TypeVar("Run")
@@ -163,24 +165,54 @@ def _data_parallel(spec: JobSpec) -> Iterator[Advance]:
 class FinishedRuns(Generic[Run]):
     """The finished runs of one folder, each a JSON line in ``runs.jsonl``. Only a run in progress is lost when the process
     ends. ``kind`` is a dataclass with a ``key`` that identifies everything which decides the run's result.
+
+    Lines that cannot be read, as after a full disk, count as runs that were not finished; a note says so. Raises
+    ConfigurationError if the folder cannot be read or written.
     """
 
-    def __init__(self, folder: Path, kind: type[Run]) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
+    def __init__(self, folder: Path, kind: type[Run], console: Console) -> None:
         self._file = folder / "runs.jsonl"
-        read = TypeAdapter(kind)
-        lines = self._file.read_text().splitlines() if self._file.exists() else []
-        self._runs: dict[str, Any] = {run.key: run for run in map(read.validate_json, lines)}  # type: ignore[attr-defined]
+        self._runs: dict[str, Any] = {}
+        read, unread = TypeAdapter(kind), 0
+        with _disk_of(self._file):
+            folder.mkdir(parents=True, exist_ok=True)
+            lines = self._file.read_bytes().split(b"\n") if self._file.exists() else [b""]
+        self._is_torn = bool(lines[-1])
+        for line in filter(None, lines):
+            try:
+                run: Any = read.validate_json(line)
+            except ValidationError:
+                unread += 1
+            else:
+                self._runs[run.key] = run
+        if unread:
+            note = f"{self._file}: {counted(unread, 'line')} cannot be read. These trainings count as not finished."
+            console.print(note, markup=False, highlight=False)
 
     def get(self, key: str) -> Run | None:
         return self._runs.get(key)
 
+    def refuse_unwritable(self) -> None:
+        """Raise ConfigurationError now if no run could be written, not after hours of training."""
+        with _disk_of(self._file), self._file.open("ab"):
+            pass
+
     def keep(self, run: Run) -> Run:
         """Write the run to disk. It replaces an earlier run with the same key."""
         self._runs[run.key] = run  # type: ignore[attr-defined]
-        with self._file.open("a") as lines:
-            lines.write(json.dumps(asdict(run)) + "\n")  # type: ignore[call-overload]
+        with _disk_of(self._file), self._file.open("a", encoding="utf-8") as lines:
+            lines.write("\n" * self._is_torn + json.dumps(asdict(run)) + "\n")  # type: ignore[call-overload]
+        self._is_torn = False
         return run
+
+
+@contextmanager
+def _disk_of(file: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        problem = f"{error.strerror or error}. {disk_remedy(error)}, or name another folder."
+        raise ConfigurationError(detail=f"{file} cannot be read or written: {problem}") from error
 
 
 def key_of(*facts: object) -> str:

@@ -30,7 +30,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from orchestrator.errors import PROBLEMS_MAX, AtollError, ConfigurationError
+from orchestrator.errors import PROBLEMS_MAX, AtollError, ConfigurationError, InternalError
 from orchestrator.laboratory import baselines
 from orchestrator.laboratory.baselines import METHODS, FinishedRuns, Method, Pace, Trained, key_of, progress
 from orchestrator.models.huggingface.weights import completed
@@ -111,7 +111,8 @@ class Comparison:
 
     def __init__(self, spec: JobSpec, settings: Settings, folder: Path, console: Console) -> None:
         self._spec, self._settings, self._console = spec, settings, console
-        self._finished = FinishedRuns(folder, Run)
+        self._finished = FinishedRuns(folder, Run, console)
+        self._finished.refuse_unwritable()
 
     def train(self, methods: Sequence[Method]) -> list[Run]:
         """Train every method at every learning rate from every seed, one seed after the other."""
@@ -214,17 +215,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="print the rows as JSON")
     options = parser.parse_args(arguments)
     console = Console(stderr=True)
+    folder = options.runs
     try:
         spec, settings = read(options.file)
-    except AtollError as error:
-        console.print(str(error), style="red", markup=False)
-        return 2
-    folder = options.runs / f"compare-{spec.name}"
-    try:
+        folder = options.runs / f"compare-{spec.name}"
         rows = judge(Comparison(spec, settings, folder, console).train(("decoupled", *dict.fromkeys(options.baseline))))
     except KeyboardInterrupt:
         console.print(f"Stopped. Finished runs are kept in {folder}. Run the same command again to continue.")
         return 130
+    except AtollError as error:
+        console.print(str(error), style="red", markup=False)
+        return 1 if isinstance(error, InternalError) else 2
     if options.json:
         json.dump([asdict(row) for row in rows], sys.stdout, indent=2)
         print()

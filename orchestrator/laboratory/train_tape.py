@@ -222,7 +222,8 @@ class TapeRuns:
 
     def __init__(self, tape: Tape, match: Match, folder: Path, console: Console) -> None:
         self._tape, self._match, self._console = tape, match, console
-        self._finished = FinishedRuns(folder, Run)
+        self._finished = FinishedRuns(folder, Run, console)
+        self._finished.refuse_unwritable()
 
     def train(self, methods: Sequence[Method], *, again: bool) -> list[Run]:
         """Train every method in turn. Finished runs are repeated only if ``again``."""

@@ -352,8 +352,11 @@ class Run:
 class Runs:
     """The trainings of one seed. Finished ones are in ``folder``; ``steps`` makes each shorter, as tests do."""
 
-    def __init__(self, folder: Path, seed: int, steps: int | None = None) -> None:
-        self._finished, self.seed, self._steps = FinishedRuns(folder, Run), seed, steps
+    def __init__(self, folder: Path, seed: int, console: Console, steps: int | None = None) -> None:
+        self._finished, self.seed, self._steps = FinishedRuns(folder, Run, console), seed, steps
+
+    def refuse_unwritable(self) -> None:
+        self._finished.refuse_unwritable()
 
     def key(self, training: Training) -> str:
         return key_of(*asdict(training).values(), training.spec(self.seed, self._steps).model_dump_json())
@@ -390,7 +393,7 @@ def document(table: str, runs: Runs, rate: Rate | None) -> dict[str, Any]:
             rows += cells
         left = [training for training in _trainings(wanted) if runs.get(training) is None]
         if left and rate is not None:
-            notes.append(f"Not run at {size}: {len(left)} trainings, {rate.words(left)}.")
+            notes.append(f"Not run at {size}: {len(left)} trainings, {rate.cost(left).words}.")
     published_rows = list(published.quality_published()) if table == "quality" else []
     return published.TRAINED[table].plain([*rows, *published_rows], runs.seed, notes)
 
@@ -413,14 +416,27 @@ class Rate:
         count = training.steps * training.learners
         return START_S + count * self.step_s[training.kind] + training.flops / self.flops
 
-    def words(self, trainings: Sequence[Training]) -> str:
+    def cost(self, trainings: Sequence[Training]) -> Cost:
         tokens = sum(SIZES[training.size].tokens for training in trainings)
         steps = sum(training.steps * training.learners for training in trainings)
-        here = _span(sum(map(self.seconds, trainings)))
-        gpu = _span(GPU_STEP_S * steps + sum(one.flops for one in trainings) / GPU_FLOPS)
+        gpu_s = GPU_STEP_S * steps + sum(one.flops for one in trainings) / GPU_FLOPS
+        return Cost(tokens, steps, sum(map(self.seconds, trainings)), gpu_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What trainings cost: seconds of one processor like this one, or of a GPU with the assumed figures."""
+
+    tokens: int
+    steps: int
+    processor_s: float
+    gpu_s: float
+
+    @property
+    def words(self) -> str:
         return (
-            f"{tokens / 1e6:,.1f}M tokens in {steps:,} steps, about {here} of one processor like this one, or {gpu} of a "
-            f"GPU at {1000 * GPU_STEP_S:g} ms a step (assumed, not measured)"
+            f"{self.tokens / 1e6:,.1f}M tokens in {self.steps:,} steps, about {_span(self.processor_s)} of one processor "
+            f"like this one, or {_span(self.gpu_s)} of a GPU at {1000 * GPU_STEP_S:g} ms a step (assumed, not measured)"
         )
 
 
@@ -465,12 +481,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--again", action="store_true")
     parser.add_argument("--estimate", action="store_true")
+    parser.add_argument("--json", action="store_true", help="print the estimate as JSON")
     parser.add_argument("--steps", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     console = Console(stderr=True)
     sizes = list(SIZES) if "all" in options.size else options.size or [SMALLEST]
     try:
-        runs = Runs(options.into, options.seed, options.steps)
+        runs = Runs(options.into, options.seed, console, options.steps)
         wanted = [
             one
             for table in options.tables
@@ -483,22 +500,38 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise ConfigurationError(
                 detail=f"--only {options.only[0]!r} is in no cell's name. Use a word of a row or column."
             )
-        left = [one for one in _trainings(wanted) if options.again or runs.get(one) is None]
+        needed = _trainings(wanted)
+        left = [one for one in needed if options.again or runs.get(one) is None]
+        if left and not options.estimate:
+            runs.refuse_unwritable()
+        if options.estimate:
+            _announce(left, len(needed), options.into, measured_rate() if left else None, console, as_json=options.json)
+            return 0
         rate = measured_rate()
-        if left:
-            say = f"{len(left)} of {len(_trainings(wanted))} trainings to do: {rate.words(left)}"
-            console.print(say, highlight=False)
-        if not options.estimate:
-            return _trained(runs, left, options.tables, options.into, rate, console)
+        _announce(left, len(needed), options.into, rate, console)
+        return _trained(runs, left, options.tables, options.into, rate, console)
     except OSError as error:
         console.print(f"--into {options.into}: {error.strerror}. Name another folder.", style="red", markup=False)
         return 2
     except KeyboardInterrupt:
+        console.print("interrupted: no training has begun; the same command begins anew", highlight=False)
         return 130
     except AtollError as error:
         console.print(str(error), style="red", markup=False)
         return 1 if isinstance(error, InternalError) else 2
-    return 0
+
+
+def _announce(
+    left: Sequence[Training], count: int, into: Path, rate: Rate | None, console: Console, *, as_json: bool = False
+) -> None:
+    """Say what the trainings cost that are left of ``count``. ``rate`` may be None if none is."""
+    cost = rate.cost(left) if rate is not None else Cost(0, 0, 0.0, 0.0)
+    if as_json:
+        print(json.dumps({"trainings": count, "trainings_left": len(left), **asdict(cost)}, indent=2))
+    elif left:
+        console.print(f"{len(left)} of {count} trainings to do: {cost.words}", markup=False, highlight=False)
+    else:
+        console.print(f"All {count} trainings are stored in {into}: none to do", markup=False, highlight=False)
 
 
 def _trained(

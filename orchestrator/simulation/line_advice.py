@@ -189,6 +189,15 @@ def advised(lines: Sequence[Line], demand: Demand, current: SyncSettings) -> Adv
     return Advice(before, None, {}, slowest.name, needed(exchange, UTILISATION_MIN), None)
 
 
+def least_bits_per_second(line: Line, demand: Demand, current: SyncSettings) -> tuple[float, SyncSettings]:
+    """Return the least speed with which any of the advised settings suffices, and these; infinity if none ever does."""
+    each = [
+        (needed(exchange_of(SYSTEM, _traffic(line, demand, settings)), UTILISATION_MIN), settings)
+        for settings in _cheapest_first(current)
+    ]
+    return min(each, key=lambda one: one[0])
+
+
 def _traffic(line: Line, demand: Demand, settings: SyncSettings) -> Traffic:
     return Traffic(
         parameters=demand.parameters,

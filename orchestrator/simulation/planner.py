@@ -9,7 +9,7 @@ until a host and its processes are back (``Fleet.outage_s``). k more islands may
     u = E[min(M, M + k − X)]/M       X ~ Binomial(M + k, q): the part of the M islands that train
     c = (H/2 + w)·T (+ takeover)     lost with each death: what was not merged yet, of which w steps were on their way
     goodput = u·(1 − λc)
-    spread² = V·q/(λ·t) + n·(c/(M·t))²
+    spread² = V·min(1, q/(λ·t)) + n·(c/(M·t))²
                                      in t seconds: V the variance of min(M, M + k − X)/M, n = λMt deaths
 
 H, τ, P and the codec are the least change of the defaults with which a fragment returns in time (``line_advice``).
@@ -27,7 +27,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from math import exp, expm1, fsum, inf, lgamma, log, log1p, sqrt
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import Field, ValidationError
 
@@ -35,7 +35,16 @@ from orchestrator.accounting.series import median
 from orchestrator.core.vocabulary import Duration
 from orchestrator.errors import ConfigurationError, InvalidJobSpec
 from orchestrator.simulation.bandwidth import Traffic, exchange_of, utilisation
-from orchestrator.simulation.line_advice import INTERVAL_MAX, Advice, Demand, Line, SyncSettings, advised, bits_of
+from orchestrator.simulation.line_advice import (
+    INTERVAL_MAX,
+    Advice,
+    Demand,
+    Line,
+    SyncSettings,
+    advised,
+    bits_of,
+    least_bits_per_second,
+)
 from orchestrator.simulation.observed import Observed
 from orchestrator.simulation.spec import Bandwidth, Number, PositiveSeconds, Seconds
 from orchestrator.specification.config import JobSpec
@@ -49,7 +58,7 @@ from orchestrator.specification.memory_budget import (
 )
 from orchestrator.specification.sections import Section, SynchroniserSection
 from orchestrator.specification.validation import problems_of
-from orchestrator.system.plain import counted, finite
+from orchestrator.system.plain import counted, finite, scaled, three_digits
 
 STATE_BYTES = TRAINER_STATE_BYTES + 4.0
 """Bytes per parameter that a new island receives: parameters, moments and Θ."""
@@ -74,8 +83,8 @@ class Fleet(Section):
     """
 
     parameters: Number
-    islands: Number = Field(le=4096)
-    hosts: Number = Field(1, le=65_536)
+    islands: Annotated[Number, Field(le=4096)]
+    hosts: Annotated[Number, Field(le=65_536)] = 1
     mtbf_host: PositiveSeconds
     line: Bandwidth
     step_s: PositiveSeconds
@@ -259,19 +268,25 @@ def planned(fleet: Fleet, current: SyncSettings | None = None) -> Planned:
     demand = Demand(float(fleet.parameters), fleet.step_s, {LINE: 1})
     advice = advised([Line(LINE, fleet.round_trip, fleet.line)], demand, current)
     if advice.settings is None:
-        needed = advice.needed_bits_per_second
+        needed, least = least_bits_per_second(Line(LINE, fleet.round_trip, fleet.line), demand, current)
+        if needed == inf:
+            raise ConfigurationError(
+                detail=f"A round trip of {fleet.round_trip:.3g} s is too long for steps of {fleet.step_s:.3g} s: no "
+                f"fragment returns in time with H up to {INTERVAL_MAX:,}, whatever the line. Give a shorter --round-trip "
+                "or longer steps."
+            )
         raise ConfigurationError(
-            detail=f"The line of {fleet.line / 1e9:g} Gbps is too thin by {needed / fleet.line:.3g} times: "
-            f"{needed / 1e9:.3g} Gbps are needed with H = {current.interval_steps}, and no H up to {INTERVAL_MAX:,}, "
-            "τ, P or codec suffices. Give a faster line, fewer parameters or longer steps."
+            detail=f"The line of {scaled(fleet.line, 'bps')} is too thin by {three_digits(needed / fleet.line)} times: at "
+            f"least {scaled(needed, 'bps')} are needed, and that with H = {least.interval_steps:,}, P = {least.fragments}, "
+            f"τ = {least.overlap_steps:,} and {least.codec}. Give a faster line, fewer parameters or longer steps."
         )
     plans = [_plan(fleet, advice.settings, standbys) for standbys in range(min(STANDBYS_MAX, fleet.islands) + 1)]
     best, *others = sorted(plans, key=lambda plan: (plan.seconds if plan.money is None else plan.money, plan.standbys))
     if best.goodput < GOODPUT_MIN:
         raise ConfigurationError(
-            detail=f"An island of this fleet dies every {1.0 / fleet.death_rate:.3g} s and trains again after "
-            f"{fleet.outage_s:.3g} s, so that its goodput is {best.goodput:.2g} and it does not get on. Give islands of "
-            "fewer hosts, a longer --mtbf-host, or a shorter --host-return and --start."
+            detail=f"An island of this fleet dies every {three_digits(1.0 / fleet.death_rate)} s and trains again after "
+            f"{three_digits(fleet.outage_s)} s, so that its goodput is {best.goodput:.2g} and it does not get on. "
+            "Give islands of fewer hosts, a longer --mtbf-host, or a shorter --host-return and --start."
         )
     return Planned(current, best, tuple(others), _data_parallel(fleet), advice)
 
@@ -290,7 +305,8 @@ def goodput_of(fleet: Fleet, settings: SyncSettings, standbys: int = 0) -> tuple
 
     def spread(seconds: Duration) -> float:
         of_deaths = rate * lost_s**2 / (islands * seconds)
-        return min(sqrt(variance * away / (rate * seconds) + of_deaths), sqrt(goodput * (1.0 - goodput)))
+        of_absence = variance * min(1.0, away / (rate * seconds))  # a short job sees one state, not many
+        return min(sqrt(of_absence + of_deaths), sqrt(goodput * (1.0 - goodput)))
 
     return goodput, spread
 

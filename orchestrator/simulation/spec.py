@@ -84,7 +84,13 @@ def _bandwidth(value: Any) -> float:
     problem = f"{brief(value)} is not a bandwidth. Write bits per second, 1 or more, or use a unit: 800Mbps, 5Gbps."
     if isinstance(value, str) and len(value) <= distributions.TEXT_CHARACTERS_MAX:
         digits = value.strip().rstrip("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ/")
-        unit = value.strip()[len(digits) :].lower().replace("bit/s", "bps").replace("b/s", "bps")
+        unit = value.strip()[len(digits) :]
+        if unit.endswith(("Bps", "B/s")):
+            problem = (
+                f"{brief(value)} are bytes per second. Write bits per second, eight times as many: 800Mbps, 5Gbps."
+            )
+            raise PydanticCustomError("bandwidth", "{problem}", {"problem": problem})
+        unit = unit.lower().replace("bit/s", "bps").replace("b/s", "bps")
         try:
             bits = float(digits) * _BITS[unit or "bps"]
         except (ValueError, KeyError):

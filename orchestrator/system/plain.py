@@ -69,6 +69,20 @@ def count(value: float | None) -> str:
     return f"{value:.0f}"
 
 
+def scaled(value: float, unit: str) -> str:
+    """Return a quantity with three digits and a unit prefix, never an exponent above 1: 2.75e12, bps → 2.75 Tbps."""
+    prefixes = ("", "k", "M", "G", "T", "P", "E")
+    size = 0
+    while float(f"{abs(value):.3g}") >= 1000.0 and size < len(prefixes) - 1:
+        value, size = value / 1000.0, size + 1
+    return f"{three_digits(value)} {prefixes[size]}{unit}"
+
+
+def three_digits(value: float) -> str:
+    """Return a number with three significant digits, and a large one in full: 2,610 and not 2.61e+03."""
+    return f"{float(f'{value:.3g}'):,.0f}" if 1000.0 <= abs(value) < 1e15 else f"{value:.3g}"
+
+
 def seconds(value: float | None) -> str:
     """Return a duration in ms or s up to two minutes, then in minutes, then in hours."""
     if value is None:

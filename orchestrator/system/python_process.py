@@ -42,6 +42,12 @@ HARMLESS = frozenset(
 """The variables of Python that may be handed on. Any other may name code, or where code is: PYTHONPATH, PYTHONHOME,
 PYTHONUSERBASE, PYTHONSTARTUP, PYTHONPYCACHEPREFIX, PYTHONWARNINGS (which imports a category), those of later versions."""
 
+COMMAND = (
+    "import sys; sys.excepthook = lambda kind, *rest: kind is KeyboardInterrupt or sys.__excepthook__(kind, *rest); "
+    "import runpy; del sys.argv[0]; runpy.run_module(sys.argv[0], run_name='__main__', alter_sys=True)"
+)
+"""Runs the module that its first argument names. Ctrl-C that the module does not handle ends it by SIGINT, in silence."""
+
 ready_event: int | None = None
 """The event (``os.eventfd``) that tells the fork server of this process that it is ready. None if it is not a fork."""
 
@@ -77,6 +83,11 @@ def running(name: str) -> list[str]:
 def code(text: str, *arguments: str) -> list[str]:
     """The command line that runs a text, as ``python -c`` does."""
     return [sys.executable, *FLAGS, "-c", text, *arguments]
+
+
+def command(name: str, *arguments: str) -> list[str]:
+    """Return the command line that runs a module for a person, who may press Ctrl-C while the module imports others."""
+    return code(COMMAND, name, *arguments)
 
 
 def file(path: str, *arguments: str) -> list[str]:

@@ -12,7 +12,7 @@ import pytest
 
 from api.jobs.autopilot import CHANGED_MEANWHILE, LOOKS_KEPT, Autopilots, advice_of, tape_in
 from api.jobs.service import Service
-from api.schemas import Advice
+from api.schemas import Advice, JobState
 from api.storage.store import Store
 from api.terminal.record_text import advised
 from orchestrator.core.commands import Command, Set, Uncordon
@@ -127,8 +127,23 @@ def test_what_is_out_of_bounds_or_an_operators_is_recorded_and_not_done(desk: De
     assert desk.commands() == []
     (look,) = advice_of(desk.folder)
     assert look.command is None
-    shown = str([str(part) for part in advised(Advice(job=desk.job, kind="act", looks=[look])).renderables])  # type: ignore[attr-defined]
-    assert "Not changed" in shown
+    assert "Not changed" in shown(Advice(job=desk.job, kind="act", looks=[look]), JobState.RUNNING)
+
+
+@pytest.mark.parametrize(
+    ("kind", "state", "words"),
+    [
+        ("observe", JobState.RUNNING, "The first look comes `autopilot.every_s` after its start."),
+        ("observe", JobState.COMPLETED, "The job is completed. A look comes `autopilot.every_s` after its start: give"),
+        ("off", JobState.FAILED, "`autopilot: {kind: observe}` in the specification of the next job."),
+    ],
+)
+def test_without_a_look_the_remedy_is_one_that_the_job_still_allows(kind: str, state: JobState, words: str) -> None:
+    assert words in shown(Advice(job="a", kind=kind, looks=[]), state)
+
+
+def shown(advice: Advice, state: JobState) -> str:
+    return str([str(part) for part in advised(advice, state).renderables])  # type: ignore[attr-defined]
 
 
 def test_a_look_that_fails_is_recorded_and_the_newest_looks_are_kept(desk: Desk) -> None:

@@ -122,6 +122,7 @@ def test_a_bad_specification_gets_every_problem_and_starts_nothing(tmp_path: Pat
         (["reproduce", "everything"], "There is no table 'everything'. Tables: goodput"),
         (["reproduce", "bandwidth", "--into", "pyproject.toml"], "--into pyproject.toml"),
         (["reproduce", "bandwidth", "--size", "1M"], "--size is for trained tables. Name one: quality, ablations."),
+        (["reproduce", "bandwidth", "quality", "--estimate"], "Leave bandwidth out."),
         (["reproduce", "quality", "--size", "2M"], "There is no --size 2M. Sizes: 0.01M"),
         (["simulate", "no-such-file.yaml"], "cannot be read"),
     ],
@@ -166,6 +167,9 @@ def test_a_reproduced_table_is_printed_drawn_stored_and_not_computed_twice(tmp_p
     stored.write_text(json.dumps(document))
     again = json.loads(atoll("reproduce", "scavenging", "--into", into, "--json"))
     assert again[0]["cells"][0]["ours"] == 0.123, "what the folder has is not computed again"
+    (into / "scavenging.svg").unlink()
+    atoll("reproduce", "scavenging", "--into", into)
+    assert (into / "scavenging.svg").exists(), "a picture that is missing is drawn from what is stored"
     stored.write_text("half a do")
     anew = json.loads(atoll("reproduce", "scavenging", "--into", into, "--json"))
     assert anew[0]["cells"][0]["ours"] == pytest.approx(0.9, abs=0.01)

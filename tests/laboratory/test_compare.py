@@ -113,6 +113,12 @@ def test_a_comparison_that_cannot_be_made_is_refused(tmp_path: Path, changes: di
         compare.read(_file(tmp_path, **changes))
 
 
+def test_a_folder_that_cannot_be_written_is_a_sentence(tmp_path: Path, capsys) -> None:
+    (tmp_path / "compare-tiny").write_text("a file")
+    assert compare.main([str(_file(tmp_path)), "--runs", str(tmp_path)]) == 2
+    assert "or name another folder" in " ".join(capsys.readouterr().err.split())
+
+
 def test_an_island_with_longer_steps_contributes_fewer_tokens() -> None:
     spec, sink = job(60, adoption="rebase"), MemorySink()
     durations = [1.0] * (spec.island_count - 1) + [2.0]

@@ -9,12 +9,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from orchestrator.core.vocabulary import FragmentId, IslandId, Version
 from orchestrator.laboratory import trained_tables
-from orchestrator.laboratory.baselines import Trained
+from orchestrator.laboratory.baselines import FinishedRuns, Trained
 from orchestrator.laboratory.train_tape import goodput_of
-from orchestrator.laboratory.trained_tables import SIZES, SMALLEST, TABLES, Rate, Training, exponent
+from orchestrator.laboratory.trained_tables import SIZES, SMALLEST, TABLES, Rate, Run, Training, exponent
 from orchestrator.laboratory.variants import CUTS, ONE_BIT, LossyChannel, failing_fleet, sign_of_blocks
 from orchestrator.parameters import fragment_map, wire_format
 from orchestrator.parameters.pieces import piece_named
@@ -47,6 +48,39 @@ def test_a_table_is_stored_cell_by_cell_and_nothing_is_trained_twice(tmp_path: P
     assert trained_tables.main(command) == 0
     assert (tmp_path / "runs.jsonl").read_bytes() == before
     assert "trainings to do" not in capsys.readouterr().err.partition("finished")[2]
+    monkeypatch.setattr(
+        trained_tables, "measured_rate", lambda: pytest.fail("nothing is left whose cost depends on it")
+    )
+    assert trained_tables.main([*command, "--estimate"]) == 0
+    assert "All 2 trainings are stored" in " ".join(capsys.readouterr().err.split())
+    assert trained_tables.main([*command, "--estimate", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["trainings_left"] == 0
+
+
+def test_damaged_lines_count_as_trainings_that_are_not_finished(tmp_path: Path, capsys) -> None:
+    file, console = tmp_path / "runs.jsonl", Console(stderr=True, width=1000)
+    result = Trained(2.5, ((9, 2.5),), 1.0, "digest")
+
+    def keep(key: str) -> None:
+        run = Run(key, f"training {key}", 0, 9, 1.0, "2026-01-01", result)
+        FinishedRuns(tmp_path, Run, console).keep(run)
+
+    keep("first")
+    whole = file.read_bytes()
+    file.write_bytes(b'hello\n[1, 2]\n{"key": "x"}\n\xff\xfe\n' + whole + whole[: len(whole) // 2])  # a full disk
+    keep("second")
+    assert f"{file}: 5 lines cannot be read" in capsys.readouterr().err
+    runs = FinishedRuns(tmp_path, Run, console)
+    assert [key for key in ("first", "second", "x") if runs.get(key) is not None] == ["first", "second"]
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_anything_is_trained(
+    tmp_path: Path, monkeypatch, capsys
+) -> None:
+    monkeypatch.setattr(trained_tables, "measured_rate", lambda: pytest.fail("it measures first"))
+    (tmp_path / "runs.jsonl").mkdir()
+    assert trained_tables.main(["quality", "--into", str(tmp_path)]) == 2
+    assert "runs.jsonl cannot be read or written: Is a directory" in " ".join(capsys.readouterr().err.split())
 
 
 def test_a_name_that_no_cell_has_is_refused(tmp_path: Path, capsys) -> None:

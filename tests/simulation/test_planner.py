@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from pathlib import Path
 from random import Random
 
@@ -12,7 +13,7 @@ import pytest
 from orchestrator.core.vocabulary import Incarnation
 from orchestrator.errors import ConfigurationError, InvalidJobSpec
 from orchestrator.simulation import protocol
-from orchestrator.simulation.line_advice import Demand, Line, bits_of, meeting
+from orchestrator.simulation.line_advice import Demand, Line, SyncSettings, bits_of, meeting
 from orchestrator.simulation.plan import Fault, FaultKind, IncarnationStart
 from orchestrator.simulation.planner import STATE_BYTES, Fleet, fleet_of, goodput_of, of_job, plain, planned
 from orchestrator.simulation.world import World
@@ -147,9 +148,43 @@ def test_the_settings_are_those_of_the_advice_on_lines():
     assert thin.best.line_use <= 1.0
 
 
-def test_a_line_that_is_too_thin_is_refused_with_how_much():
-    with pytest.raises(ConfigurationError, match=r"too thin by [0-9.]+ times: .* Gbps are needed with H = 24"):
-        planned(fleet_of({**FIGURES, "line": "5Mbps"}))
+@pytest.mark.parametrize("step_s", [0.5, 0.01])
+def test_a_line_that_is_too_thin_is_refused_with_how_much_would_suffice(step_s):
+    figures = {**FIGURES, "step_s": step_s}
+    with pytest.raises(ConfigurationError, match="too thin by ") as refused:
+        planned(fleet_of({**figures, "line": "100kbps"}))
+    times, needed, prefix = re.search(
+        r"by ([0-9.,]+) times: at least ([0-9.]+) ([kMG])bps", str(refused.value)
+    ).groups()
+    bits = float(needed) * {"k": 1e3, "M": 1e6, "G": 1e9}[prefix]
+    assert float(times.replace(",", "")) == pytest.approx(bits / 1e5, rel=0.01)
+    assert planned(fleet_of({**figures, "line": bits * 1.01})).best.goodput > 0.0
+    with pytest.raises(ConfigurationError, match=r"too thin by 1\.0"):
+        planned(fleet_of({**figures, "line": bits * 0.98}))
+
+
+def test_a_round_trip_that_no_line_makes_up_for_is_refused_as_such():
+    with pytest.raises(ConfigurationError, match=r"round trip of 0\.06 s is too long for steps of 1e-09 s"):
+        planned(fleet_of({**FIGURES, "step_s": 1e-9}))
+
+
+@pytest.mark.parametrize(("option", "most"), [("islands", 4096), ("hosts", 65_536)])
+def test_a_fleet_beyond_every_fleet_is_refused_at_once(option, most):
+    fleet_of({**FIGURES, option: most})
+    with pytest.raises(InvalidJobSpec, match=f"--{option}"):
+        fleet_of({**FIGURES, option: most + 1})
+
+
+def test_bytes_per_second_are_not_taken_for_bits():
+    with pytest.raises(InvalidJobSpec, match="'5GBps' are bytes per second"):
+        fleet_of({**FIGURES, "line": "5GBps"})
+
+
+def test_many_islands_vary_less_than_a_few_also_in_a_short_job():
+    """Far shorter than an absence, a job sees each island there or not: the spread is that of a mean over islands."""
+    fleet = fleet_of({**FIGURES, "islands": 1000})
+    goodput, spread = goodput_of(fleet, SyncSettings(24, 4, 8, "int4"))
+    assert spread(1.0) < 1.5 * (goodput * (1.0 - goodput) / 1000) ** 0.5
 
 
 def test_all_mistakes_are_named_as_options():

@@ -238,6 +238,17 @@ def test_a_lost_island_stays_red_until_it_holds_a_state_again(visit: Visit) -> N
     assert tones == [["bad", "bad"], ["busy", "bad"], ["busy", "bad"], ["busy"] * 2, ["good"] * 2, ["calm"] * 2]
 
 
+def test_large_figures_have_no_exponent(visit: Visit) -> None:
+    page = visit.enter()
+    shown = page.evaluate(
+        """async () => {
+            const words = await import(document.querySelector("script").src.replace("main.js", "words.js"));
+            return [words.rate, words.significant].map((show) => [0.0123456, 20.25, 999.9, 20712.4, null].map(show));
+        }"""
+    )
+    assert shown == [["0.0123", "20.3", "1,000", "20,700", "–"], ["0.0123", "20.3", "1,000", "20,700", "–"]]
+
+
 def test_islands_kept_away_or_drained_can_be_added_again(visit: Visit) -> None:
     page = visit.open()
     page.get_by_role("button", name="Kill us-west").click()
