@@ -187,9 +187,8 @@ class Client:
     def wait(self, job: str | JobSummary) -> Job:
         """Wait until the job has ended and its report is readable, and return it.
 
-        The last event of the tape comes a little before that. A job that cannot write its report, because the disk is
-        full, stays `finishing` with the reason. A service or synchroniser that restarts is waited for; raises
-        InfrastructureError if it does not answer for longer than ``AWAY_MAX_S``.
+        The tape's last event comes a little earlier. A job that cannot write its report stays `finishing` with the reason.
+        Waits for a service or synchroniser that restarts; raises InfrastructureError if that takes over ``AWAY_MAX_S``.
         """
         current, answered_at = self.job(job if isinstance(job, str) else job.job), time.monotonic()
         while not current.state.final:
@@ -224,6 +223,9 @@ class Client:
 
     def profile(self, job: str, island: str, profile: str) -> Profile:
         return self._get(_profile(job, island, profile), Profile)
+
+    def cancel_profile(self, job: str, island: str, profile: str) -> Profile:
+        return self._read(self._request("DELETE", _profile(job, island, profile)), Profile)
 
     def download_trace(self, job: str, island: str, profile: str, to: Path) -> None:
         """Write a complete trace as a zip to the file ``to``. Raises Conflict while it is not complete."""
@@ -550,9 +552,7 @@ def _job(job: str) -> str:
 def _part(name: str) -> str:
     """Return the name as one part of a path. Raises NotFound if a path cannot have it: it would lead elsewhere."""
     if name in ("", ".", "..") or "/" in name:
-        raise NotFound(
-            detail=f"{name!r} is not a name.", remedy="Names are not empty, and have neither '/' nor dots alone."
-        )
+        raise NotFound(detail=f"{name!r} is not a name.", remedy="Names are not empty, and have no '/' nor dots alone.")
     return quote(name, safe="")
 
 

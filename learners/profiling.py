@@ -1,6 +1,7 @@
 """Traces of an island's inner steps, recorded while it trains, for ``atoll profile``.
 
     begin ─▶ waiting ─boundary─▶ recording ─boundary after the last step─▶ packing ─▶ a zip, which the service reads
+                └──────────cancelled──────┴─boundary─▶ no trace
 
 The loop starts and stops the profiler at its boundaries, so a trace has whole steps. It stands still meanwhile, and
 ``stalled_s`` says how long. The files are packed in another thread.
@@ -30,7 +31,7 @@ from time import monotonic
 from typing import IO, Any, Protocol
 
 from learners.contract import Trainer
-from orchestrator.actors import ProfileRecord
+from orchestrator.actors import CANCEL_PROFILE, ProfileRecord
 from orchestrator.errors import Conflict, NotFound, in_words, is_interrupt
 
 log = logging.getLogger(__name__)
@@ -143,14 +144,15 @@ class Profiler:
         self._latest: Recording | None = None
 
     def state(self, profile: str, steps: int | None) -> ProfileRecord:
-        """Return how far the recording of this name is. With ``steps``, begin it if it is not known.
+        """Return how far the recording of this name is. With ``steps``, begin it if it is not known, or cancel
+        it with ``CANCEL_PROFILE``.
 
         Raises NotFound for an unknown one; Conflict if another is being recorded, or this trainer has no profiler.
         """
         with self._lock:
             latest = self._latest
             if latest is None or latest.name != profile:
-                if steps is None:
+                if not steps:
                     raise _unknown(profile)
                 if latest is not None and latest.is_active:
                     raise Conflict(
@@ -161,6 +163,8 @@ class Profiler:
                 if latest is not None:
                     latest.drop()
                 latest = self._latest = Recording(profile, steps, self._trace())
+            elif steps == CANCEL_PROFILE:
+                latest.cancel()
             return latest.record()
 
     def read(self, profile: str, start: int, stop: int) -> bytes:
@@ -187,6 +191,9 @@ class Profiler:
         return TRACES[kind]()
 
 
+CANCELLED = "It was cancelled."
+
+
 class Recording:
     """One trace: ``steps_taken`` of ``steps`` are in it so far."""
 
@@ -201,6 +208,7 @@ class Recording:
         self._byte_count: int | None = None
         self._read_at = 0.0
         self._problem = ""
+        self._is_cancelled = False
         self.is_active = True
         """Until the loop has nothing more to do with it."""
 
@@ -219,6 +227,12 @@ class Recording:
         """Start at the first boundary that a step follows; end after the last step, or if no step follows."""
         entered = monotonic()
         try:
+            if self._is_cancelled:
+                if self._began is not None:
+                    self._write().close()
+                    shutil.rmtree(self._folder, ignore_errors=True)
+                self._end(CANCELLED)
+                return
             if self._began is None:
                 if not steps:
                     self._end("The island stopped training before a step could be recorded.")
@@ -241,7 +255,13 @@ class Recording:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._end(f"The profiler failed: {in_words(error)}")
 
-    def _stop(self) -> None:
+    def cancel(self) -> None:
+        """End without a trace: at the next boundary, or now if the trace is complete."""
+        self._is_cancelled = True
+        self.drop(CANCELLED)
+
+    def _write(self) -> IO[str]:
+        """End the recording and write the profiler's files. Return their lock, which the caller closes."""
         _remove_abandoned(self._folder.parent)
         self._folder.mkdir(mode=0o700)
         lock = (self._folder / LOCK).open("w")
@@ -251,6 +271,10 @@ class Recording:
         except BaseException:
             lock.close()
             raise
+        return lock
+
+    def _stop(self) -> None:
+        lock = self._write()
         self.is_active = False
         threading.Thread(target=self._pack, args=(lock,), name="profile", daemon=True).start()
 
@@ -270,6 +294,9 @@ class Recording:
             return
         with self._lock:
             self._zip, self._byte_count, self._read_at = packed, byte_count, monotonic()
+        if self._is_cancelled:  # meanwhile
+            self.drop(CANCELLED)
+            return
         log.info("recorded a trace of %d steps, %d bytes", self.steps_taken, byte_count)
         self._drop_after(KEPT_S)
 
@@ -295,13 +322,13 @@ class Recording:
             self._zip.seek(start)
             return self._zip.read(max(0, stop - start))
 
-    def drop(self) -> None:
+    def drop(self, problem: str = "The trace was not fetched in time, and the island has dropped it.") -> None:
         """Forget the zip. Its bytes are gone with it."""
         with self._lock:
             if self._zip is not None:
                 self._zip.close()
                 self._zip, self._byte_count = None, None
-                self._problem = "The trace was not fetched in time, and the island has dropped it."
+                self._problem = problem
 
 
 def _packed(folder: Path) -> tuple[IO[bytes], int]:

@@ -8,6 +8,8 @@ import shutil
 import time
 import zipfile
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -32,7 +34,7 @@ from api.commands.common import (
     until_interrupted,
 )
 from api.installation.home import DEFAULT_HOME
-from orchestrator.errors import Conflict, DataError, InfrastructureError, NotFound
+from orchestrator.errors import AtollError, Conflict, DataError, InfrastructureError, NotFound
 from orchestrator.system.roots import name_parts
 
 if TYPE_CHECKING:
@@ -123,7 +125,6 @@ def _conclude(change: NodeGroupChange, node: str | None, as_json: bool) -> None:
 
 DECISION_TIMEOUT_S = 20.0
 PROFILE_POLL_S = 0.3
-PROFILE_STEPS_MAX = 100
 STEP_PATIENCE_S, SILENCE_S = 600.0, 60.0
 TRACE_BYTES_MAX = 4 << 30
 """The files of a trace, unpacked: twice what an island keeps."""
@@ -218,7 +219,9 @@ def scale(
 def profile(
     job: JobArgument,
     island: IslandArgument,
-    steps: Annotated[int, typer.Option("--steps", min=1, max=PROFILE_STEPS_MAX, help="Inner steps to record.")] = 5,
+    steps: Annotated[
+        int, typer.Option("--steps", min=1, help="Inner steps to record. The service says how many may be.")
+    ] = 5,
     out: Annotated[
         Path | None, typer.Option("--out", metavar="DIR", help="Folder to write.", show_default="JOB-ISLAND-profile")
     ] = None,
@@ -229,15 +232,16 @@ def profile(
     """Record a trace of an island's next inner steps while it trains, and fetch it.
 
     TensorBoard (with XProf) opens the folder, and Perfetto the file *.trace.json.gz in it. The island stands still while its
-    profiler starts and writes; the command says for how long. Other islands train on.
+    profiler starts and writes; the command says for how long. Other islands train on. Ctrl-C cancels the recording.
     """
     name = secrets.token_hex(8)
     with connect(home, url) as client:
         job = client.job(job).job
         target = (out or Path(f"{job}-{island}-profile")).absolute()
         with until_interrupted(), draft_of(target, ".profile-") as (here, whole):
-            recorded = _recorded(client, client.record_profile(job, island, name, steps))
-            client.download_trace(job, island, name, here / "trace.zip")
+            with _cancelled_unless_complete(client, job, island, name):
+                recorded = _recorded(client, client.record_profile(job, island, name, steps))
+                client.download_trace(job, island, name, here / "trace.zip")
             files = _unpack(here / "trace.zip", whole)
     if as_json:
         print_json(recorded)
@@ -249,6 +253,19 @@ def profile(
     )
     board = f"with `tensorboard --logdir {shlex.quote(str(target))}`, or " if any(target.rglob("*.xplane.pb")) else ""
     say(f"open it {board}at ui.perfetto.dev: {', '.join(files)}")
+
+
+@contextmanager
+def _cancelled_unless_complete(client: Client, job: str, island: str, name: str) -> Iterator[None]:
+    """Cancel the recording if the block does not get to its end: nobody else knows its name, and others wait for its end."""
+    try:
+        yield
+    except BaseException as error:
+        with suppress(AtollError):
+            client.cancel_profile(job, island, name)
+            if not isinstance(error, AtollError):
+                say(f"cancelled the recording; {island} trains on")
+        raise
 
 
 def _recorded(client: Client, state: Profile) -> Profile:

@@ -48,6 +48,8 @@ CORDONED_RATIO_MAX = 0.25
 """Of a group's nodes that can be used; of a group of two or three the rule may cordon one."""
 CORDON_S = 6 * 3600.0
 """How long a cordon of the rule lasts. A node that is still bad gets the next one after three more failures."""
+LIFTED_KEPT_S = 7 * 86400.0
+"""How long a lifted cordon is kept at least: from its end on the failures of its node count."""
 REASON_CHARACTERS_MAX = 400
 ROUND_EVERY_S = 10.0
 
@@ -136,9 +138,11 @@ class NodeCordons:
                     self._store.uncordon_node(row.node, now, row.node_group, BAD_NODE_RULE)
                     logger.info("node %s is no longer cordoned: %.0f h are over", row.node, CORDON_S / 3600)
         if self._by_rule:
-            failures, nodes_of = self._failures()
+            failures, nodes_of, is_whole = self._failures()
             with self._lock:
                 self._apply_rule(failures, nodes_of, groups, now)
+                if is_whole:
+                    self._forget(failures, now)
         self._tell(groups)
 
     def _active(self) -> list[NodeCordonRow]:
@@ -183,12 +187,26 @@ class NodeCordons:
             logger.warning("node %s of %s is cordoned: %s", node, group["name"], reason)
         self._problem_log.keep({f"node {node}" for node in bad} | {f"job {job}" for job in self._folds})
 
-    def _failures(self) -> tuple[list[Failure], dict[IslandId, frozenset[str]]]:
-        """Return the failures of all running jobs, but those of islands of many hosts, any of which may be to blame."""
+    def _forget(self, failures: Iterable[Failure], now: float) -> None:
+        """Remove lifted cordons that no longer decide which failures count. Nodes of clouds have new names each time."""
+        first: dict[str, float] = {}
+        for one in failures:
+            first[one.node] = min(one.at, first.get(one.node, one.at))
+        for row in self._store.node_cordons().values():
+            if row.lifted_at is None or row.lifted_at > min(now - LIFTED_KEPT_S, first.get(row.node, now)):
+                continue
+            self._store.forget_node_cordon(row.node)
+
+    def _failures(self) -> tuple[list[Failure], dict[IslandId, frozenset[str]], bool]:
+        """Return the failures of all running jobs, but those of islands of many hosts, any of which may be to blame.
+
+        Also returns where their islands were, and whether every job's failures could be counted.
+        """
         rows = self._store.jobs(states={JobState.RUNNING})
         self._folds = {row.job: self._folds.get(row.job) or NodeFailures(run_of(row)) for row in rows}
         failures: list[Failure] = []
         nodes_of: dict[IslandId, frozenset[str]] = {}
+        is_whole = True
         for row in rows:
             try:
                 spec = JobSpec.model_validate(row.spec)
@@ -197,11 +215,12 @@ class NodeCordons:
                 own, places = self._folds[row.job].so_far()
             except Exception as error:  # other jobs are not affected
                 self._problem_log.note(f"job {row.job}", f"its failures cannot be counted: {reason_of(error)}", error)
+                is_whole = False
                 continue
             self._problem_log.settle(f"job {row.job}")
             failures += [one for one in own if one.island in single]
             nodes_of |= {island: nodes for island, nodes in places.items() if island in single}
-        return failures, nodes_of
+        return failures, nodes_of, is_whole
 
 
 def run_of(row: JobRow) -> Run:

@@ -56,6 +56,7 @@ from api.schemas import (
     Specification,
 )
 from api.storage.store import DuplicateKey, JobRow, Store
+from orchestrator.actors import CANCEL_PROFILE
 from orchestrator.core import commands
 from orchestrator.core.vocabulary import Incarnation, IslandId, IslandState, Life
 from orchestrator.errors import Conflict, DataError, InfrastructureError, NotFound, in_words
@@ -264,11 +265,13 @@ class Service:
     def profile(self, job: str, island: str, profile: str, steps: int | None, caller: str = "") -> Profile:
         """Begin a trace of the island's inner steps under this name, or with None return how far it is.
 
-        Raises Conflict unless the island trains, and as ``ControlPort.profile`` does.
+        ``CANCEL_PROFILE`` cancels it. Raises Conflict unless the island trains, and as ``ControlPort.profile`` does.
         """
-        row, life = self._life(job, island, is_begun=steps is None)
+        row, life = self._life(job, island, is_begun=not steps)
         record = self._control.profile(row.job, life, profile, steps)
-        if steps is not None:
+        if steps == CANCEL_PROFILE:
+            logger.info("job %s: the trace of %s is cancelled (by %s)", row.job, island, caller)
+        elif steps is not None:
             logger.info("job %s: a trace of %d steps of %s is recorded (asked by %s)", row.job, steps, island, caller)
         return Profile(job=row.job, island=life[0], incarnation=life[1], **record)
 

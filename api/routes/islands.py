@@ -24,6 +24,7 @@ from api.routes.dependencies import (
     versioned,
 )
 from api.schemas import Command, Island, Islands, NodeGroupChange, NodeGroups, Profile
+from orchestrator.actors import CANCEL_PROFILE
 from orchestrator.core import commands
 from orchestrator.core.vocabulary import IslandId
 
@@ -180,6 +181,12 @@ def record_profile(
 def get_profile(job: str, island: str, profile: Name, service: ServiceHere) -> Profile:
     """Return how far a trace is. 404 if the island's process does not know it, for example because it was replaced."""
     return service.profile(job, island, profile, None)
+
+
+@router.delete("/{island}/profiles/{profile}")
+def cancel_profile(job: str, island: str, profile: Name, service: ServiceHere, caller: Caller = ANONYMOUS) -> Profile:
+    """End a recording at the island's next step, without a trace, or drop a complete trace. Idempotent."""
+    return service.profile(job, island, profile, CANCEL_PROFILE, caller)
 
 
 @router.get("/{island}/profiles/{profile}/trace", response_class=Stream, responses={200: {"content": {ZIP: {}}}})

@@ -452,6 +452,13 @@ class Store:
             row.lifted_at = at
             session.add(row)
 
+    def forget_node_cordon(self, node: str) -> None:
+        """Remove the row of a node whose cordon is lifted. One that is cordoned again meanwhile stays."""
+        with self._session.begin() as session:
+            session.execute(
+                delete(NodeCordonRow).where(NodeCordonRow.node == node, NodeCordonRow.lifted_at.is_not(None))
+            )
+
     def _add(self, row: Row) -> Row:
         try:
             with self._session.begin() as session:

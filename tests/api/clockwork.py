@@ -200,16 +200,24 @@ class Clockwork:
         return "picture.safetensors"
 
     def profile(self, job_id: str, life: Life, profile: str, steps: int | None) -> Mapping[str, Any]:
-        """Complete a trace at the second look. A file ``profile-problem`` has what the profiler says instead."""
+        """Complete a trace at the second look. A file ``profile-problem`` has what the profiler says instead.
+
+        With a file ``profile-waits``, no trace gets complete. A cancelled one is a file ``profile-cancelled``.
+        """
         self._fail_if("cluster-is-gone")
         looks = self._folder / f"{job_id}-{life[0]}-{life[1]}-{profile}"
-        if steps is None and not looks.exists():
+        if not steps and not looks.exists():
             raise NotFound(detail=f"This process of the island knows no trace {profile!r}.")
         if not looks.exists():
             looks.write_text(str(steps))
             return _profile(profile, int(steps or 0), 0, None)
         problem = self._folder / "profile-problem"
         wanted = int(looks.read_text())
+        if steps == 0:
+            (self._folder / "profile-cancelled").write_text(profile)
+            return _profile(profile, wanted, 1, None, "It was cancelled.")
+        if (self._folder / "profile-waits").exists():
+            return _profile(profile, wanted, 1, None)
         if problem.exists():
             return _profile(profile, wanted, 1, None, problem.read_text())
         return _profile(profile, wanted, wanted, len(TRACE))

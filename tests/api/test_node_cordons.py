@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from api.jobs.cordons import BAD_NODE_RULE, CORDON_S, NodeCordons, in_force, not_by_rule
+from api.jobs.cordons import BAD_NODE_RULE, CORDON_S, LIFTED_KEPT_S, NodeCordons, in_force, not_by_rule
 from api.storage.store import JobRow, NodeCordonRow, Store
 from orchestrator.core import events as e
 from orchestrator.core.vocabulary import IslandTimer, IslandTimerKind
@@ -132,6 +132,18 @@ def test_a_cordon_of_the_rule_expires(fleet: Fleet) -> None:
     fleet.now += 1.0
     fleet.cordons.round()
     assert fleet.enforced() == []
+
+
+def test_a_lifted_cordon_is_kept_while_it_decides_which_failures_count_and_no_longer(fleet: Fleet) -> None:
+    fleet.cordons.round()
+    fleet.cordons.change("asia", "spot-2", "me", cordoned=False)
+    fleet.cordons.change("asia", "spot-1", "me", cordoned=True)
+    fleet.now += LIFTED_KEPT_S + 1.0
+    fleet.cordons.round()
+    assert set(fleet.store.node_cordons()) == {"spot-1", "spot-2"}, "the failures of a running job are older"
+    fleet.store.update_job("job", state="completed")
+    fleet.cordons.round()
+    assert set(fleet.store.node_cordons()) == {"spot-1"}
 
 
 def test_the_last_node_of_a_group_is_never_cordoned(fleet: Fleet) -> None:

@@ -17,8 +17,8 @@ from api.commands.common import draft_of
 from api.schemas import Profile
 from orchestrator.errors import ConfigurationError, Conflict, NotFound, ServiceUnreachable
 from tests.api.clockwork import TRACE
-from tests.api.installation import Installation
-from tests.waiting import wait_until
+from tests.api.installation import ROOT, Installation, environment, interruptible
+from tests.waiting import PATIENCE_S, wait_until
 
 
 def training_job(service: Installation) -> str:
@@ -34,8 +34,11 @@ def test_a_trace_becomes_a_folder_and_a_second_never_overwrites_it(service: Inst
     assert "plugins/profile/run/host.trace.json.gz" in said
     assert (target / "plugins/profile/run/host.xplane.pb").read_bytes() == b"planes" * 100
     assert "already exists" in service.atoll("profile", job, "asia", "--out", str(target), code=2)
-    assert "--steps '0' is not a whole number from 1 to 100" in service.atoll(
+    assert "--steps '0' is not a whole number of at least 1" in service.atoll(
         "profile", job, "asia", "--steps", "0", code=2
+    )
+    assert "steps: is 101, but must be at most 100" in service.atoll(
+        "profile", job, "asia", "--steps", "101", "--out", str(tmp_path / "none"), code=2
     )
     assert [path.name for path in target.parent.iterdir()] == ["trace"]
     problem = service.home.path / "clockwork" / "profile-problem"
@@ -67,6 +70,35 @@ def test_the_routes_are_idempotent_by_name(service: Installation, http: httpx.Cl
     for body in ({"steps": 101}, {"steps": 2.5}, {"steps": True}, {"step": 2}):
         assert http.post(path, json=body).status_code == 422, body
     assert http.post(path.replace("mine", "a b"), json={}).status_code == 422
+
+
+def test_ctrl_c_cancels_the_recording_that_nobody_waits_for_any_more(service: Installation, tmp_path: Path) -> None:
+    job, place = training_job(service), service.home.path / "clockwork"
+    (place / "profile-waits").touch()
+    waiting = subprocess.Popen(
+        service.command("profile", job, "asia", "--out", str(tmp_path / "out")),
+        cwd=ROOT,
+        env=environment(),
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=interruptible,
+    )
+    wait_until(lambda: list(place.glob(f"{job}-asia-*")))
+    waiting.send_signal(signal.SIGINT)
+    _, said = waiting.communicate(timeout=PATIENCE_S)
+    (place / "profile-waits").unlink()
+    assert waiting.returncode == 130, said
+    assert "cancelled the recording; asia trains on" in said
+    assert (place / "profile-cancelled").read_text() in str(list(place.glob(f"{job}-asia-*")))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_only_a_recording_that_is_known_is_cancelled_and_that_twice(service: Installation, http: httpx.Client) -> None:
+    path = f"/v1/jobs/{training_job(service)}/islands/asia/profiles/mine"
+    assert http.delete(path).status_code == 404
+    assert http.post(path, json={"steps": 2}).status_code == 202
+    for _ in range(2):
+        assert http.delete(path).json()["problem"] == "It was cancelled."
 
 
 def test_a_name_that_no_path_can_have_is_refused_before_it_leads_elsewhere(

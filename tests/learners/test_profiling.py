@@ -12,6 +12,7 @@ import pytest
 
 from learners import profiling
 from learners.profiling import Profiler, Recording
+from orchestrator.actors import CANCEL_PROFILE
 from orchestrator.core.vocabulary import IslandId
 from orchestrator.errors import Conflict, NotFound
 from orchestrator.system import logbook
@@ -109,6 +110,35 @@ def test_a_second_trace_waits_for_the_end_of_the_first_and_replaces_it(monkeypat
     assert complete(own, "two")["steps_taken"] == 1
     with pytest.raises(NotFound, match="knows no trace 'one'"):
         own.read("one", 0, 1)
+
+
+@pytest.mark.parametrize("boundaries", [0, 1, 3])
+def test_a_cancelled_recording_ends_at_the_next_boundary_and_makes_room(
+    boundaries: int, temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = broken(monkeypatch, Broken(byte_count=100))
+    own.state("long", 100)
+    run(own, boundaries)
+    with pytest.raises(NotFound):
+        own.state("other", CANCEL_PROFILE)
+    own.state("long", CANCEL_PROFILE)
+    with pytest.raises(Conflict):
+        own.state("next", 2)
+    run(own, 1)
+    assert (complete(own, "long")["problem"], list(temporary.iterdir())) == ("It was cancelled.", [])
+    own.state("next", 2)
+    run(own, 3)
+    assert complete(own, "next")["byte_count"] > 0
+
+
+def test_a_complete_trace_is_dropped_when_it_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = broken(monkeypatch, Broken(byte_count=100))
+    own.state("one", 2)
+    run(own, 3)
+    assert complete(own, "one")["byte_count"] > 0
+    assert own.state("one", CANCEL_PROFILE)["byte_count"] is None
+    with pytest.raises(NotFound):
+        own.read("one", 0, 10)
 
 
 @pytest.mark.parametrize("at", ["start", "stop"])
