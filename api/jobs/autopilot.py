@@ -60,17 +60,18 @@ CHANGED_MEANWHILE = "settings were changed while the autopilot looked at the tap
 """A look takes minutes on a busy machine, and an operator's `atoll set` in that time is the operator's."""
 
 
-def advice_of(folder: Path) -> list[Look]:
-    """Return the looks at a job's tape, the newest first; none if there was none yet, or the file is damaged."""
+def advice_of(folder: Path, count: int = LOOKS_KEPT) -> list[Look]:
+    """Return so many looks at a job's tape, the newest first; none if there was none yet, or the file is damaged."""
     try:
         looks = parsed(read_below(folder, ADVICE, ADVICE_BYTES_MAX), folder / ADVICE)["looks"]
-        return [Look.model_validate(look) for look in looks]
+        return [Look.model_validate(look) for look in looks[:count]]
     except (FileNotFoundError, AtollError, KeyError, TypeError, ValidationError):
         return []
 
 
 class Autopilots:
-    """``look`` returns the report on a tape as plain data; a test may give another one."""
+    """The loop over jobs. ``look`` returns the report on a tape as plain data; it is another process's unless a test has its
+    own."""
 
     def __init__(
         self,

@@ -320,7 +320,8 @@ class JobsCollector(Collector):
     def _samples_of(self, row: JobRow, record: JobStatus) -> list[Sample] | None:
         """Return all samples of the record, or None if it is damaged, so that other jobs keep their metrics."""
         try:
-            all_samples = chain(samples(record, row.spec), advice_samples(row.job, advice_of(Path(row.run_dir))))
+            newest_look = advice_of(Path(row.run_dir), 1)
+            all_samples = chain(samples(record, row.spec), advice_samples(row.job, newest_look))
             checked_samples = [checked(sample) for sample in islice(all_samples, SAMPLES_MAX + 1)]
             if len(checked_samples) > SAMPLES_MAX:
                 raise ValueError(f"it has more than {SAMPLES_MAX} samples, the limit for one job")

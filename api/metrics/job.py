@@ -66,9 +66,9 @@ def samples(status: JobStatus, spec: Mapping[str, Any]) -> Iterator[Sample]:
     yield from _of_commands(job, status)
 
 
-def advice_samples(job: str, looks: Sequence[Look]) -> Iterator[Sample]:
+def advice_samples(job: str, newest_look: Sequence[Look]) -> Iterator[Sample]:
     """Yield the samples of the autopilot's newest look at the job's tape; none if there was none yet."""
-    for look in looks[:1]:
+    for look in newest_look:
         yield Sample("atoll_autopilot_look_timestamp_seconds", (job,), look.looked_at_time)
         yield Sample("atoll_autopilot_gain_ratio", (job,), look.advice.gain_ratio if look.advice is not None else 0.0)
 

@@ -282,6 +282,8 @@ SHAPES: dict[str, Any] = {
                 "step_z": 10.0,
                 "pull_s": 0.05,
                 "pull_z": 0.1,
+                "delivery_s": 0.03,
+                "delivery_z": 0.0,
                 "waiting_ratio": 0.01,
                 "waiting_z": 0.0,
                 "failure_count": 0,

@@ -18,9 +18,9 @@ from api.run.folder import Run
 from api.run.records import TapeReader, number_of
 from api.schemas import Absence, Contributor, Merge, MergeSummary, Refusal
 from api.schemas import Diagnosis as DiagnosisAnswer
-from orchestrator.accounting.diagnosis import Cause, Diagnosis, Diagnostician, Finding
+from orchestrator.accounting.diagnosis import Diagnosis, Diagnostician
 from orchestrator.accounting.explanation import KEEP, Explanation, Explanations
-from orchestrator.accounting.failures import Failure, Failures
+from orchestrator.accounting.failures import Cause, Failure, Failures, Finding, is_of_disk
 from orchestrator.core.vocabulary import FragmentId, IslandId, JobOutcome, Version
 from orchestrator.errors import TRY_OUTSIDE, DataError, NotFound
 from orchestrator.system import plain
@@ -276,7 +276,7 @@ def with_end(diagnosis: Diagnosis, state: str, reason: str) -> Diagnosis:
     ended = replace(diagnosis, outcome=state, reason=reason)
     if state != JobOutcome.FAILED.value:
         return ended
-    cause = Cause.CODE if TRY_OUTSIDE in reason else Cause.OTHER
+    cause = Cause.FULL_DISK if is_of_disk(reason) else Cause.CODE if TRY_OUTSIDE in reason else Cause.OTHER
     spent = fsum(one.island_seconds for one in others)
     killer = Finding(cause, "", spent, 1.0, f"the job failed: {reason}", cause.remedy, ())
     return replace(ended, cause=killer, others=others)

@@ -216,10 +216,10 @@ def diagnosed(diagnosis: Diagnosis) -> RenderableType:
         for one in diagnosis.others[:OTHERS_SHOWN]:
             further.add_row(one.cause, one.subject, seconds(one.island_seconds), percent(one.share))
         parts += [Text(), further]
-    right = ("step", "z", "pull", "z ", "waits", "z  ", "failures")
+    right = ("step", "z", "pull", "z ", "delivery", "z  ", "waits", "z   ", "failures")
     table = Listing("island", "node", *right, right=right, pad_edge=False)
     for own in diagnosis.islands:
-        figures = (own.step_s, own.step_z), (own.pull_s, own.pull_z)
+        figures = (own.step_s, own.step_z), (own.pull_s, own.pull_z), (own.delivery_s, own.delivery_z)
         cells = [text for value, z in figures for text in (seconds(value), _distance(z))]
         cells += [percent(own.waiting_ratio), _distance(own.waiting_z), str(own.failure_count)]
         table.add_row(own.island, own.node, *cells)

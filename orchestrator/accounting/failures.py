@@ -1,46 +1,36 @@
-"""Failures of islands: which node they are put down to, and how long the recovery from them takes.
+"""Failures of islands, and the causes of slowness and death that a diagnosis can name.
 
 A node is bad if it fails islands that live elsewhere (``bad_nodes``). The diagnosis of a job names it, and the service
 cordons it if the operator lets it. What is no node's fault does not count: deliberate kills, departures, errors of the job's
-own code, and attempts to place an island that found no room. Failures of several islands at the same time count once, with
-decay (``series.DecayingCounts``): what lies a half-life back counts half.
-
-Recovery times of islands, by part: a recovery time is published with its parts or not at all.
-
-    killed_at ──detect──▶ lost ──place──▶ placed ──start──▶ ready ──connect + transfer──▶ caught up ──first_merge──▶ merged
-
-``killed_at`` is the operator's command, or, without one, the island's last report; for an island that an operator kept
-away, it is the command to re-add it. ``place`` holds the back-off and every
-attempt that failed on the way; ``connect`` is the wait for a donor and for it to answer, ``transfer`` the moving of bytes.
-A recovery is complete when a merge includes work of the new incarnation. Until then it keeps the longest gap between two
-steps of islands that were there all the time, which is what the loss of one island costs the others.
+own code, and attempts to place an island that found no room (``Origin``). Failures of several islands at the same time count
+once, with decay (``series.DecayingCounts``): what lies a half-life back counts half.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterable, Mapping
+import errno
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum, StrEnum, auto
 from math import fsum
-from typing import Any
 
-from orchestrator.accounting.island_time import ABSENT, GONE, KEPT_AWAY, Change, Lifecycle
+from orchestrator.accounting.island_time import ABSENT, GONE, Change, Lifecycle
 from orchestrator.accounting.series import DecayingCounts
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
 from orchestrator.core.faults import Kind as FaultKind
-from orchestrator.core.messages import CaughtUp, Drained, Progress, Ready
+from orchestrator.core.messages import Drained, Overdue
 from orchestrator.core.vocabulary import (
     Duration,
     FailureExtent,
-    FragmentId,
-    Incarnation,
     Instant,
     IslandId,
     IslandState,
-    PayloadId,
-    Version,
+    IslandTimer,
+    IslandTimerKind,
 )
+from orchestrator.system.plain import counted, some_of
 
 HALF_LIFE_S: Duration = 1800.0
 NODE_FAILURES_MIN = 3
@@ -48,8 +38,40 @@ INCIDENT_S: Duration = 5.0
 """Failures on a node within this time are one incident."""
 OTHERS_RATIO_MIN = 3.0
 """A bad node has at least this many times the failures of the other nodes, on average."""
+LOOP_LENGTH = 3
+"""So many incarnations in a row that failed without a contribution are a crash loop."""
 FAILURES_KEPT = 512
 _KILLS = frozenset({FaultKind.KILL.value, FaultKind.KILL_HOST.value})
+_OF_DISK = tuple(f"[Errno {number}]" for number in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO))
+
+
+def is_of_disk(reason: str) -> bool:
+    """Return whether this last line of a traceback says that a disk is full, read-only or broken."""
+    return any(number in reason for number in _OF_DISK)
+
+
+class Origin(Enum):
+    """How an incarnation failed."""
+
+    PROCESS = auto()
+    """Its process died by itself."""
+    KILL = auto()
+    """An operator or chaos killed it."""
+    CODE = auto()
+    """Its own code raised an error."""
+    DISK = auto()
+    """A disk refused what it read or wrote."""
+    PLACEMENT = auto()
+    """There was no process: its node group had no room."""
+    QUARANTINE = auto()
+    """Its contributions could not be used."""
+    HUNG = auto()
+    """A step did not end within its limit."""
+    SILENCE = auto()
+    """It did not answer for too long."""
+
+
+_NO_NODES_FAULT = frozenset({Origin.KILL, Origin.CODE, Origin.PLACEMENT})
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,14 +83,12 @@ class Failure:
     island: IslandId
     node: str
     reason: str
-    on_purpose: bool
+    origin: Origin
     contributed: bool
-    is_of_code: bool
-    is_placement: bool
 
     @property
     def may_be_the_nodes(self) -> bool:
-        return bool(self.node) and not (self.on_purpose or self.is_of_code or self.is_placement)
+        return bool(self.node) and self.origin not in _NO_NODES_FAULT
 
 
 @dataclass(slots=True)
@@ -136,12 +156,29 @@ class Failures:
         reason = next((effect.reason for effect in effects if isinstance(effect, f.StopIsland)), "")
         if isinstance(event, (e.ConnectionLost, e.PlacementFailed)):
             reason = event.reason
-        of_code = isinstance(event, e.ConnectionLost) and (
-            event.extent is not FailureExtent.INCARNATION or reason.startswith("its own code failed")
-        )
-        unplaced = isinstance(event, e.PlacementFailed)
-        facts = number, event.at, change.island, own.node, reason
-        self.all.append(Failure(*facts, own.killed, own.contributed, of_code, unplaced))
+        origin = Origin.KILL if own.killed else _origin(event, effects, reason)
+        self.all.append(Failure(number, event.at, change.island, own.node, reason, origin, own.contributed))
+
+
+def _origin(event: e.Event, effects: tuple[f.Effect, ...], reason: str) -> Origin:
+    """Return how the incarnation failed that ends with this event."""
+    if any(isinstance(effect, f.QuarantineIsland) for effect in effects):
+        return Origin.QUARANTINE
+    match event:
+        case e.PlacementFailed():
+            return Origin.PLACEMENT
+        case e.ConnectionLost() if reason.startswith("its own code failed") and is_of_disk(reason):
+            return Origin.DISK
+        case e.ConnectionLost(extent=extent) if extent is not FailureExtent.INCARNATION or reason.startswith(
+            "its own code failed"
+        ):
+            return Origin.CODE
+        case e.IslandReported(report=Overdue()):
+            return Origin.HUNG
+        case e.TimerFired(timer=IslandTimer(kind=IslandTimerKind.SUSPECT)):
+            return Origin.SILENCE
+        case _:
+            return Origin.PROCESS
 
 
 def failure_counts(failures: Iterable[Failure], at: Instant) -> dict[str, float]:
@@ -187,150 +224,167 @@ def bad_nodes(
     return bad
 
 
-PARTS = ("detect", "place", "start", "connect", "transfer", "first_merge")
+# ── causes ────────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@dataclass(slots=True)
-class Recovery:
-    """One absence. ``incarnation`` is the latest attempt to come back."""
+class Cause(StrEnum):
+    """A cause of slowness or death. The value is its name for people; ``remedy`` says what to do."""
 
-    island: IslandId
-    killed_at: Instant
-    lost_at: Instant
-    incarnation: Incarnation
-    attempts: int = 0
-    placed_at: Instant | None = None
-    ready_at: Instant | None = None
-    caught_up_at: Instant | None = None
-    transfer: Duration = 0.0
-    merged_at: Instant | None = None
-    others_gap_max: Duration | None = None
+    remedy: str
 
-    def parts(self) -> dict[str, Duration]:
-        """The parts that are over."""
-        parts = {"detect": self.lost_at - self.killed_at}
-        if self.placed_at is not None:
-            parts["place"] = self.placed_at - self.lost_at
-        if self.placed_at is not None and self.ready_at is not None:
-            parts["start"] = self.ready_at - self.placed_at
-        if self.ready_at is not None and self.caught_up_at is not None:
-            catch_up_seconds = self.caught_up_at - self.ready_at
-            parts["transfer"] = min(self.transfer, catch_up_seconds)
-            parts["connect"] = catch_up_seconds - parts["transfer"]
-        if self.caught_up_at is not None and self.merged_at is not None:
-            parts["first_merge"] = self.merged_at - self.caught_up_at
-        return {name: parts[name] for name in PARTS if name in parts}
+    def __new__(cls, name: str, remedy: str) -> Cause:
+        member = str.__new__(cls, name)
+        member._value_, member.remedy = name, remedy
+        return member
 
-    def summary(self) -> dict[str, Any]:
-        complete = self.merged_at is not None
-        return {
-            "island": self.island,
-            "incarnation": self.incarnation,
-            "attempts": self.attempts,
-            "killed_at": self.killed_at,
-            "complete": complete,
-            "parts": self.parts(),
-            "total": self.merged_at - self.killed_at if self.merged_at is not None else None,
-            "others_gap_max_s": self.others_gap_max,
-        }
+    CODE = "an error in the job's own code", "Read the traceback with `atoll logs`, and try the job with `atoll check`."
+    CRASH_LOOP = "a crash loop", "Read the island's log with `atoll logs`, and drain it if its machine is to blame."
+    BAD_NODE = (
+        "a bad node",
+        "Take the machine out: `atoll cordon GROUP --node NODE`, or `atoll leave` on it. Read its log.",
+    )
+    FAILURES = "failures of islands", "Keep standbys, and offer more often (a smaller H), so that less is lost."
+    DEPARTURES = "islands that left and came back", "Their machines were taken back, or drained: standbys shorten this."
+    ON_PURPOSE = "deliberate kills", "Nothing: an operator or chaos killed these islands."
+    NO_NODE = "a node group without room", "Add nodes to the group (`atoll join`), or `atoll scale` another one."
+    CORDONED = "a cordoned node group", "`atoll uncordon` the group, or scale the job down on it."
+    LINK = "a lost connection", "Look at the line between the island and the synchroniser: `atoll doctor --lines`."
+    FULL_DISK = "a full or broken disk", "Free space on that disk, or replace it. The failures' reasons name the error."
+    SLOW_MERGES = (
+        "merges that take too long",
+        "Look at the load of the synchroniser's machine, and at its disk, which may be full or slow. More shards merge at "
+        "the same time, and a larger H needs fewer merges.",
+    )
+    NOT_ARRIVING = (
+        "contributions that do not arrive",
+        "Look at the line from the island to the synchroniser (`atoll doctor --lines`), and at limits of size on the way.",
+    )
+    STRAGGLER = (
+        "a straggler",
+        "Look for heat, clocks, other processes and slow reads of data on its machine (`atoll profile`), or drain it.",
+    )
+    THIN_LINE = (
+        "a thin line",
+        "`atoll doctor --lines` names a codec of fewer bits, a larger H or a longer grace window.",
+    )
+    OVERWRITTEN = "work that adopted versions overwrote", "Adopt by `rebase`, which keeps own work, or use a smaller H."
+    LATE_WORK = (
+        "work that came too late",
+        "Lengthen the grace window (`atoll set JOB grace=…`) or allow more staleness.",
+    )
+    UNUSABLE_WORK = "unusable contributions", "Read the island's log; values that are not finite mean a too high rate."
+    HUNG_STEP = "a hung or stopped process", "Look at the island's machine; its log names the step that hung."
+    HELD_UP = (
+        "an island that waits between steps",
+        "The others do not: look at its machine's cores, memory and disk, and at what else runs there.",
+    )
+    WAITING = (
+        "islands that wait between steps",
+        "Use a larger H, or give the process more cores beside the accelerator.",
+    )
+    CHECKPOINTS = (
+        "checkpoints that hold up islands",
+        "Take checkpoints more rarely, or look at the memory of the islands' machines.",
+    )
+    EVALUATION = "evaluations on training islands", "Evaluate more rarely, on fewer sequences, or on a node of its own."
+    STARTING = (
+        "the start of islands",
+        "Keep the compile cache across restarts. In a longer job this share falls.",
+    )
+    ENDING = "the end of the job", "Nothing: islands wait for each other's last work. In a longer job this share falls."
+    UNDONE = (
+        "work before a rollback or resume",
+        "Take checkpoints more often, so that less work lies behind the newest.",
+    )
+    NO_QUORUM = (
+        "too few islands for the quorum",
+        "Lower it (`atoll set JOB quorum=…`), or bring the islands back.",
+    )
+    STALL = "no merge for a long time", "`atoll status` names a pause. Otherwise read `atoll logs JOB synchroniser`."
+    OTHER = "another cause", "Read `atoll logs JOB synchroniser`."
 
 
-class Recoveries:
-    """All absences of a job, in the order they were noticed; one that is open has its place in ``all`` by its island."""
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One cause. ``island_seconds`` is what it cost, ``share`` its part of all island time, ``records`` are tape lines."""
 
-    all: list[Recovery]
-    _open: dict[IslandId, int]
-    _killed_at: dict[IslandId, Instant]
-    _heard_at: dict[IslandId, Instant]
-    _payloads: dict[PayloadId, IslandId]
-    _merging: dict[tuple[FragmentId, Version], list[IslandId]]
+    cause: Cause
+    subject: str
+    island_seconds: Duration
+    share: float
+    statement: str
+    remedy: str
+    records: tuple[int, ...]
 
-    def __init__(self) -> None:
-        self.all = []
-        self._open = {}
-        self._killed_at = {}
-        self._heard_at = {}
-        self._payloads = {}
-        self._merging = {}
 
-    def apply(self, event: e.Event, effects: tuple[f.Effect, ...], changes: list[Change]) -> None:
-        if isinstance(event, e.IslandReported) and isinstance(event.report, Progress):
-            self._heard_at[event.island] = event.at
-        elif isinstance(event, e.MergeCompleted):
-            self._merged(event)
-        for effect in effects:
-            if isinstance(effect, f.KillIsland):
-                self._killed_at.setdefault(effect.island, event.at)
-        for change in changes:
-            self._changed(change)
-        if self._open:
-            self._advance(event)
-            self._follow(effects)
+Culprits = Mapping[IslandId, tuple[Cause, str] | None]
+"""What the failures of each island are put down to; None if it had none."""
 
-    def _changed(self, change: Change) -> None:
-        if change.before == ABSENT or (change.before in GONE and change.incarnation == 1):
-            return  # it comes for the first time
-        if change.after in GONE and change.before not in GONE:
-            if change.after in KEPT_AWAY:
-                self._open.pop(change.island, None)
-            elif change.island not in self._open:
-                killed_at = self._killed_at.get(change.island, self._heard_at.get(change.island, change.at))
-                self._begin(Recovery(change.island, killed_at, change.at, change.incarnation))
-            self._killed_at.pop(change.island, None)
-        elif change.before in GONE:
-            if change.island not in self._open:  # it was kept away until now
-                self._begin(Recovery(change.island, change.at, change.at, change.incarnation))
-            recovery = self.all[self._open[change.island]]
-            recovery.incarnation, recovery.attempts = change.incarnation, recovery.attempts + 1
-            recovery.placed_at = recovery.ready_at = recovery.caught_up_at = None
 
-    def _begin(self, recovery: Recovery) -> None:
-        self._open[recovery.island] = len(self.all)
-        self.all.append(recovery)
+def culprit(
+    failures: Failures, island: IslandId, group: str, at: Instant, *, stood_still: bool
+) -> tuple[Cause, str] | None:
+    """Return what the failures of this island of a node group are put down to; None if it had none.
 
-    def _advance(self, event: e.Event) -> None:
-        if not isinstance(event, (e.IslandPlaced, e.IslandReported)):
-            return
-        if (
-            isinstance(event, e.IslandReported)
-            and isinstance(event.report, Progress)
-            and event.island not in self._open
-        ):
-            for place in self._open.values():
-                longest = self.all[place].others_gap_max or 0.0
-                self.all[place].others_gap_max = max(longest, event.report.gap_max_seconds)
-        recovery = self._of(event.island)
-        if recovery is None or recovery.incarnation != event.incarnation:
-            return
-        if isinstance(event, e.IslandPlaced):
-            recovery.placed_at = event.at
-        elif isinstance(event.report, Ready):
-            recovery.ready_at = event.at
-        elif isinstance(event.report, CaughtUp):
-            recovery.caught_up_at, recovery.transfer = event.at, event.report.transfer_seconds
+    ``stood_still`` says whether its process was seen to stand still while it did not answer.
+    """
+    own = [one for one in failures.all if one.island == island]
+    if not own:
+        return None
+    origins = Counter(one.origin for one in own)
+    most = {origin for origin, count in origins.items() if 2 * count > len(own)}
+    if Origin.KILL in most:
+        return Cause.ON_PURPOSE, ""
+    if Origin.CODE in origins and shared_error(failures) is not None:
+        return Cause.CODE, ""
+    if Origin.DISK in most:
+        nodes = {one.node for one in failures.all if one.origin is Origin.DISK}
+        return Cause.FULL_DISK, nodes.pop() if len(nodes) == 1 else ""
+    node, _ = Counter(one.node for one in own if one.origin is not Origin.KILL).most_common(1)[0]
+    if node in bad_nodes(failures.all, failures.nodes(), at):
+        return Cause.BAD_NODE, node
+    if Origin.QUARANTINE in most:
+        return Cause.UNUSABLE_WORK, island
+    if Origin.HUNG in most:
+        return Cause.HUNG_STEP, island
+    in_vain = longest = 0
+    for one in own:
+        in_vain = 0 if one.contributed or one.origin is Origin.KILL else in_vain + 1
+        longest = max(longest, in_vain)
+    if longest >= LOOP_LENGTH:
+        return (Cause.NO_NODE, group) if Origin.PLACEMENT in most else (Cause.CRASH_LOOP, island)
+    if Origin.SILENCE in most:
+        return Cause.HUNG_STEP if stood_still else Cause.LINK, island
+    return Cause.FAILURES, ""
 
-    def _follow(self, effects: tuple[f.Effect, ...]) -> None:
-        """Remember which payloads, and then which merges, hold work of an island that is coming back."""
-        for effect in effects:
-            if isinstance(effect, f.AdmitContribution):
-                c = effect.contribution
-                if (recovery := self._of(c.island)) is not None and recovery.incarnation == c.incarnation:
-                    self._payloads[c.payload] = c.island
-            elif isinstance(effect, f.MergeFragment):
-                back = [self._payloads[item.payload] for item in effect.inputs if item.payload in self._payloads]
-                if back:
-                    self._merging[effect.fragment, effect.version] = back
-            elif isinstance(effect, f.ReleasePayload):
-                self._payloads.pop(effect.payload, None)
 
-    def _merged(self, event: e.MergeCompleted) -> None:
-        for island in self._merging.pop((event.fragment, event.version), ()):
-            recovery = self._of(island)
-            if recovery is not None and recovery.caught_up_at is not None:
-                recovery.merged_at = event.at
-                del self._open[island]
+def shared_error(failures: Failures) -> str | None:
+    """Return the error of user code that ended incarnations of several islands, or of the only one that failed so."""
+    errors: dict[str, set[IslandId]] = {}
+    for one in failures.all:
+        if one.origin is Origin.CODE:
+            errors.setdefault(one.reason, set()).add(one.island)
+    placed = sum(map(bool, failures.nodes().values()))
+    return next((reason for reason, islands in errors.items() if len(islands) >= min(2, placed)), None)
 
-    def _of(self, island: IslandId) -> Recovery | None:
-        """The island's open one."""
-        place = self._open.get(island)
-        return None if place is None else self.all[place]
+
+def evidence(failures: Failures, blamed: Sequence[Failure], cause: Cause, subject: str) -> str:
+    """Return a statement about failures that are put down to this cause; empty if the cause has other evidence."""
+    last, times = blamed[-1].reason, counted(len(blamed), "failure")
+    islands = some_of(sorted({one.island for one in blamed}), 8)
+    match cause:
+        case Cause.CODE:
+            return f"islands die of the same error ({shared_error(failures)})"
+        case Cause.CRASH_LOOP:
+            times = counted(len(blamed), "time")
+            return f"{subject} failed {times} and contributed nothing in {LOOP_LENGTH} lives in a row ({last})"
+        case Cause.BAD_NODE:
+            return f"{times} on node {subject} ({islands})"
+        case Cause.FULL_DISK:
+            return f"{times} on {f'node {subject}' if subject else 'several nodes'} ({last})"
+        case Cause.FAILURES:
+            return f"{times} of {islands}"
+        case Cause.ON_PURPOSE:
+            return f"{counted(len(blamed), 'deliberate kill')} of {islands}"
+        case _:
+            return ""

@@ -14,7 +14,8 @@ histogram of its own, of those of which that is known.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import fsum
 from typing import Any
@@ -276,3 +277,35 @@ class Mixtures:
         }
         curve = [list(point) for point in self._curve.all()]
         return {"mixture": {"routers": routers, "router_curve": curve, "islands": islands}}
+
+
+VERSIONS_REMEMBERED = 1024
+
+
+@dataclass(slots=True)
+class MergeTimes:
+    """How long merges take from order to announcement: ``seconds`` has it with the part that writing took, where measured.
+
+    ``ordered`` are the merges under way. ``completed_at`` has the latest versions only.
+    """
+
+    ordered: dict[tuple[FragmentId, Version], Instant] = field(default_factory=dict)
+    completed_at: OrderedDict[tuple[FragmentId, Version], Instant] = field(default_factory=OrderedDict)
+    seconds: Series[tuple[Duration, Duration]] = field(default_factory=lambda: Series(512))
+
+    def completed(self, event: e.MergeCompleted) -> None:
+        key = event.fragment, event.version
+        if (ordered_at := self.ordered.pop(key, None)) is not None:
+            self.seconds.add((event.at - ordered_at, event.journal_seconds or 0.0))
+        self.completed_at[key] = event.at
+        if len(self.completed_at) > VERSIONS_REMEMBERED:
+            self.completed_at.popitem(last=False)
+
+    def long(self, limit_s: Duration, now: Instant) -> tuple[Sequence[tuple[Duration, Duration]], Duration]:
+        """Return the merges that take ``limit_s`` or more, of those that are kept, and how long all such took together."""
+        kept = self.seconds.all()
+        long = [one for one in kept if one[0] >= limit_s > 0.0]
+        under_way = [(now - at, 0.0) for at in self.ordered.values() if now - at >= limit_s > 0.0]
+        of_all = self.seconds.count / len(kept) if kept else 1.0
+        together = of_all * fsum(took for took, _ in long) + fsum(took for took, _ in under_way)
+        return (*long, *under_way), together

@@ -8,7 +8,7 @@ below it), but each count is of one bucket: an exporter adds them up.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 from orchestrator.core.commands import Set, settings_applied
@@ -17,6 +17,8 @@ from orchestrator.core.events import CommandRequested, Event, SynchroniserRestar
 from orchestrator.core.vocabulary import FIRST_EPOCH, Duration, Epoch, Instant, JobPolicy
 
 Point = TypeVar("Point")
+Name = TypeVar("Name", bound=str)
+SPREAD_RATIO_MIN = 0.1
 
 
 class Series(Generic[Point]):
@@ -55,6 +57,23 @@ def median(values: Sequence[float]) -> float:
     """The middle value, or the mean of the middle two; of at least one value."""
     ordered, middle = sorted(values), len(values) // 2
     return ordered[middle] if len(values) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
+
+
+def distances(values: Mapping[Name, float], spread_min: float = 0.0) -> dict[Name, float]:
+    """Return how many spreads each value is above the median of the others. Empty for fewer than two values.
+
+    The spread is the median absolute deviation of the others times 1.4826 (a normal distribution's standard deviation),
+    and at least ``spread_min`` and a tenth of their median.
+    """
+    result = {}
+    for name, value in values.items():
+        others = [other for one, other in values.items() if one != name]
+        if not others:
+            continue
+        middle = median(others)
+        spread = max(1.4826 * median([abs(other - middle) for other in others]), SPREAD_RATIO_MIN * middle, spread_min)
+        result[name] = (value - middle) / spread if spread > 0.0 else 0.0
+    return result
 
 
 class Histogram:

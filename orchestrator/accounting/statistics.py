@@ -31,8 +31,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, fields
 from typing import Any
 
-from orchestrator.accounting.failures import PARTS, Recoveries
-from orchestrator.accounting.island_time import ABSENT, GONE, Change, Lifecycle
+from orchestrator.accounting.island_time import ABSENT, GONE, PARTS, Change, Lifecycle, Recoveries
 from orchestrator.accounting.merges import Merges, Mixtures
 from orchestrator.accounting.series import Epochs, Histogram, Series, median
 from orchestrator.core import effects as f

@@ -124,7 +124,10 @@ def command_for(setting: str, value: float, reason: str) -> commands.Set | None:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The result of one look at a tape, and the number of its last record. ``outcome`` is the advice, or why none."""
+    """The result of one look at a tape. ``outcome`` is the advice in words, or why there is none.
+
+    ``record`` is the number of the tape's last record, and ``at`` its instant. ``looked_at`` changes were simulated.
+    """
 
     record: int
     at: Instant
@@ -162,7 +165,7 @@ class _Run:
 
 
 class Pilot:
-    """One look at a tape. ``look`` returns the report."""
+    """Looks at one tape. ``look`` returns the report."""
 
     def __init__(self, tape: Tape, limits: Limits | None = None, gain_min: float = GAIN_MIN, seed: int = 0) -> None:
         """Raises DataError if no world fits the tape."""
@@ -284,9 +287,8 @@ class Pilot:
                 values = [float(round(before * factor)) for factor in INTERVAL_FACTORS]
                 least = max(least, (policy.router_interval_steps or policy.overlap_steps) + 1)
             elif setting == "grace":
-                values = [before * factor for factor in GRACE_FACTORS] if before != inf else []
-                values = values or ([3.0] if before == inf else [1.0])
-                values = [1.0] if before == 0.0 else values
+                new = {inf: [3.0], 0.0: [1.0]}  # no factor leads away from these
+                values = new.get(before) or [before * factor for factor in GRACE_FACTORS]
                 least = max(least, policy.grace_floor_steps)
             elif setting == "quorum":
                 values = [before - 1.0, before + 1.0]

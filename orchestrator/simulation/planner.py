@@ -285,8 +285,8 @@ def planned(fleet: Fleet, current: SyncSettings | None = None) -> Planned:
     if best.goodput < GOODPUT_MIN:
         raise ConfigurationError(
             detail=f"An island of this fleet dies every {three_digits(1.0 / fleet.death_rate)} s and trains again after "
-            f"{three_digits(fleet.outage_s)} s, so that its goodput is {best.goodput:.2g} and it does not get on. "
-            "Give islands of fewer hosts, a longer --mtbf-host, or a shorter --host-return and --start."
+            f"{three_digits(fleet.outage_s)} s. Its goodput is {best.goodput:.2g}, so it makes no progress. Give islands of "
+            "fewer hosts, a longer --mtbf-host, or a shorter --host-return and --start."
         )
     return Planned(current, best, tuple(others), _data_parallel(fleet), advice)
 
@@ -397,5 +397,5 @@ def rows(outcome: Planned) -> Iterator[tuple[str, Plan]]:
 
 
 def plain(outcome: Planned) -> list[dict[str, Any]]:
-    """Return the rows as plain data. What would take for ever has None as its time and money."""
+    """Return the rows as plain data. A row that never reaches its budget has None as its time and money."""
     return [{"row": name, **finite(asdict(plan))} for name, plan in rows(outcome)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -9,16 +10,17 @@ import pytest
 from orchestrator.accounting.diagnosis import (
     RECORDS_SHOWN,
     SHARE_MIN,
-    Cause,
     Diagnosis,
     Diagnostician,
-    distances,
 )
-from orchestrator.accounting.series import DecayingCounts
+from orchestrator.accounting.failures import Cause
+from orchestrator.accounting.series import DecayingCounts, distances
 from orchestrator.core import commands as c
 from orchestrator.core import events as e
-from orchestrator.core.vocabulary import FailureExtent, IslandId, IslandTimer, IslandTimerKind
-from orchestrator.simulation.plan import Fault, FaultKind, WorldPlan, sample_policy
+from orchestrator.core.messages import Overdue
+from orchestrator.core.vocabulary import FailureExtent, IslandId, IslandTimer, IslandTimerKind, JobPolicy, StepLimits
+from orchestrator.simulation.links import Links
+from orchestrator.simulation.plan import Fault, FaultKind, Pace, WorldPlan, sample_policy
 from orchestrator.simulation.world import World
 from orchestrator.tape.schema import Record
 from tests.harness.story import Story, policy
@@ -27,15 +29,21 @@ ASIA = IslandId("asia")
 STEP_S = 0.05
 
 
-def diagnosis_of(*faults: Fault, steps: int = 400, **changes: Any) -> tuple[Diagnosis, list[Record]]:
+def diagnosis_of(
+    *faults: Fault, steps: int = 400, quorum: int = 1, until: float = math.inf, **changes: Any
+) -> tuple[Diagnosis, list[Record]]:
     """Simulate four islands whose own work survives adoption, and diagnose the tape."""
-    wanted = sample_policy(4, steps=steps)
+    wanted = sample_policy(4, steps=steps, quorum=quorum)
     plan = WorldPlan(**({"step_s": (STEP_S,) * 4, "adoption": "rebase", "faults": faults} | changes))
-    records = World(wanted, plan, seed=5).run().sink.records
+    world = World(wanted, plan, seed=5).run(until)
+    return diagnosed(world, wanted), world.sink.records
+
+
+def diagnosed(world: World, wanted: JobPolicy) -> Diagnosis:
     fold = Diagnostician(wanted)
-    for record in records:
+    for record in world.sink.records:
         fold.apply(record.n, record.event, record.effects)
-    return fold.diagnosis(), records
+    return fold.diagnosis()
 
 
 def test_an_undisturbed_job_has_no_cause_beyond_its_start_and_lateness():
@@ -209,3 +217,82 @@ def test_failures_count_half_after_each_half_life():
     assert counts.count("other", 30.0) == 0.0
     counts.add("m", 30.0)
     assert list(counts.all(30.0)) == ["m", "n"]
+
+
+def cause_of(*faults: Fault, **changes: Any) -> tuple[Cause, str]:
+    """Return the one cause that a diagnosis of this simulated job names, and what it is about."""
+    diagnosis, _ = diagnosis_of(*faults, **changes)
+    assert diagnosis.cause is not None
+    return diagnosis.cause.cause, diagnosis.cause.subject
+
+
+def of_asia(value: Any, others: Any) -> tuple[Any, ...]:
+    return (others, others, others, value)
+
+
+@pytest.mark.parametrize("part", [0.2, 0.6])
+def test_a_straggler_that_is_slow_in_bursts_is_one_whatever_its_median_says(part: float) -> None:
+    paces = tuple(Pace(2.0 * n, 2.0 * (n + part), 6.0 * STEP_S) for n in range(200))
+    assert cause_of(paces=of_asia(paces, ())) == (Cause.STRAGGLER, "asia")
+
+
+def test_an_island_that_waits_between_steps_is_named_alone() -> None:
+    assert cause_of(pause_s=of_asia(2.0 * STEP_S, 0.0)) == (Cause.HELD_UP, "asia")
+
+
+def test_contributions_that_do_not_arrive_are_named_in_a_job_that_runs_and_in_one_that_ended() -> None:
+    lost = Fault(1.0, FaultKind.DROP, ASIA, count=10_000)
+    assert cause_of(lost) == (Cause.NOT_ARRIVING, "asia")
+    assert cause_of(lost, until=15.0) == (Cause.NOT_ARRIVING, "asia")
+
+
+def test_slow_merges_are_named_in_a_job_that_runs_and_in_one_that_ended() -> None:
+    assert cause_of(merge_s=(0.5, 0.6)) == (Cause.SLOW_MERGES, "")
+    assert cause_of(merge_s=(0.5, 0.6), until=15.0) == (Cause.SLOW_MERGES, "")
+
+
+def test_an_island_whose_incarnations_are_quarantined_has_unusable_work() -> None:
+    diverges = (Fault(4.0 + 4.0 * n, FaultKind.DIVERGE, ASIA) for n in range(3))
+    assert cause_of(*diverges, steps=600) == (Cause.UNUSABLE_WORK, "asia")
+
+
+def test_a_silent_island_hung_if_it_stood_still_meanwhile() -> None:
+    assert cause_of(*(Fault(2.0 + 6.0 * n, FaultKind.FREEZE, ASIA, 3.0) for n in range(3))) == (Cause.HUNG_STEP, "asia")
+
+
+def test_versions_that_reach_an_island_late_are_a_thin_line() -> None:
+    class OneWay(Links):
+        def publish(self, host: Any, effect: Any, merged_offer: Any) -> None:
+            late = 0.8 if host.process.island == ASIA else 0.0
+            world.later(late, lambda: Links.publish(self, host, effect, merged_offer))
+
+    wanted = sample_policy(4, steps=400)
+    world = World(wanted, WorldPlan(step_s=(STEP_S,) * 4, adoption="rebase"), seed=5)
+    world.links = OneWay(world)
+    diagnosis = diagnosed(world.run(), wanted)
+    assert diagnosis.cause is not None
+    assert (diagnosis.cause.cause, diagnosis.cause.subject) == (Cause.THIN_LINE, "asia")
+    assert "versions reach asia after" in diagnosis.cause.statement
+
+
+def test_a_full_disk_of_a_node_is_neither_the_jobs_code_nor_the_islands() -> None:
+    story = Told()
+    for island in "cdcdcd":
+        reason = "its own code failed: OSError: [Errno 28] No space left on device"
+        story.happen(e.ConnectionLost, island, story.incarnation(island), True, reason)
+        story.comes_back(island, node="rack-9")
+    disk = story.causes()[Cause.FULL_DISK]
+    assert "No space left on device" in disk.statement
+    assert Cause.CODE not in story.causes()
+
+
+def test_an_island_lost_for_a_step_without_end_hung() -> None:
+    story = Told(step_limits=StepLimits(10.0, 10.0))
+    story.reports("b", 1, Overdue(60.0, 1.0))
+    story.comes_back("b")
+    assert story.causes()[Cause.HUNG_STEP].subject == "b"
+
+
+def test_a_job_that_lacked_its_quorum_for_long_is_told_so_when_it_has_ended() -> None:
+    kept_away = Fault(3.0, FaultKind.KILL_AND_KEEP_AWAY, ASIA)
+    assert cause_of(kept_away, quorum=4) == (Cause.NO_QUORUM, "")

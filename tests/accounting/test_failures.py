@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.accounting.failures import HALF_LIFE_S, Failure, Failures, bad_nodes, failure_counts
+from orchestrator.accounting.failures import HALF_LIFE_S, Failure, Failures, Origin, bad_nodes, failure_counts
 from orchestrator.core import commands as c
 from orchestrator.core import events as e
 from orchestrator.core.faults import Kind as FaultKind
@@ -17,8 +17,8 @@ NODES = ("good-1", "good-2", "bad")
 
 
 def failure(island: str, node: str = "bad", at: float = 0.0, **facts: Any) -> Failure:
-    plain = {"reason": "process died", "on_purpose": False, "contributed": False, "is_of_code": False}
-    return Failure(1, at, IslandId(island), node, **(plain | {"is_placement": False} | facts))
+    plain = {"reason": "process died", "origin": Origin.PROCESS, "contributed": False}
+    return Failure(1, at, IslandId(island), node, **(plain | facts))
 
 
 def history(*islands: str, node: str = "bad", **facts: Any) -> list[Failure]:
@@ -53,9 +53,9 @@ def test_a_node_without_another_one_to_compare_with_is_not_bad() -> None:
     assert bad_nodes(history(*"cdcdcd"), {IslandId("c"): ["bad"], IslandId("d"): ["bad"]}, 0.0) == {}
 
 
-@pytest.mark.parametrize("fact", ["on_purpose", "is_of_code", "is_placement"])
-def test_what_is_no_nodes_fault_does_not_count(fact: str) -> None:
-    told = history(*"cdcdcdcd", **{fact: True})
+@pytest.mark.parametrize("origin", [Origin.KILL, Origin.CODE, Origin.PLACEMENT])
+def test_what_is_no_nodes_fault_does_not_count(origin: Origin) -> None:
+    told = history(*"cdcdcdcd", origin=origin)
     assert bad_of(told, c=("bad", "good-1"), d=("bad",)) == []
     assert failure_counts(told, 0.0) == {}
 
@@ -119,7 +119,7 @@ def test_chaos_that_kills_a_node_is_no_failure_of_it() -> None:
     story.happen(e.FaultInjected, "chaos-1", "chaos", FaultKind.KILL_NODE.value, "a", 1, 0.0)
     for island in "abc":
         story.dies(island)
-    assert [one.on_purpose for one in story.failures.all] == [True] * 3
+    assert [one.origin for one in story.failures.all] == [Origin.KILL] * 3
     assert story.counts() == {}
 
 
@@ -127,4 +127,4 @@ def test_an_error_of_the_jobs_own_code_does_not_count() -> None:
     story = Told()
     story.happen(e.ConnectionLost, "a", 1, True, "its own code failed: KeyError: 'text'")
     assert story.counts() == {}
-    assert story.failures.all[-1].is_of_code
+    assert story.failures.all[-1].origin is Origin.CODE

@@ -15,7 +15,8 @@ from api.metrics.exposition import state_of
 from api.run.explanations import with_end
 from api.schemas import JobState
 from api.storage.store import Store
-from orchestrator.accounting.diagnosis import Cause, Diagnosis, Finding
+from orchestrator.accounting.diagnosis import Diagnosis
+from orchestrator.accounting.failures import Cause, Finding
 from orchestrator.core import commands
 from orchestrator.errors import TRY_OUTSIDE, Conflict, NotFound
 from orchestrator.status import StatusDocument

@@ -6,9 +6,9 @@
 
 The autopilot sees a tape only. The judge is the hidden world, whose faults, speeds and latencies are drawn anew for each of
 the judge's seeds; the fitted world judges nothing. Constants of ``simulation.autopilot`` were chosen on other seeds, with
-worlds of four islands. Beside the four worlds of the goal, which are written down here, are four of ``drawn``: those of
-seeds 1 to 4, whatever they are like. Where islands lose next to nothing, no setting gains much: "best possible" shows that.
-It is chosen in hindsight, with a judge's seed, on a grid.
+worlds of four islands. Beside the four worlds of the goal, which are written down here, are four that seeds draw. Where
+islands lose next to nothing, no setting gains much: "best possible" shows that. It is the best of a grid of settings, chosen
+in hindsight with one of the judge's seeds.
 
 Each world is a process of its own, because the whole takes some twenty minutes of one core. Progress is printed.
 """
@@ -40,15 +40,16 @@ STRETCH_S, LOOKS = 300.0, 4
 INTERVALS, GRACES = (5, 12, 24, 48), (1.0, 3.0, 6.0)
 """The grid of settings, with K of one island and of all."""
 FINALISTS = 2
-"""So many of the grid's settings are judged with all seeds."""
+"""How many of the grid's settings are judged with all seeds."""
 FRAGMENT_BYTES = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class Hidden:
-    """A world that nobody tells the autopilot about. Times are in seconds; ``mtbf_s`` is of one island.
+    """A world that the autopilot does not know. ``mtbf_s`` is the mean time between two deaths of one island.
 
-    ``line_s`` is how long a fragment takes on the line of each island, beside what it takes without a limit of bytes.
+    ``slow`` has how many times the usual step time the steps of an island take. ``line_s`` is how long a fragment occupies
+    the line of each island, beside the latencies that every world has.
     """
 
     islands: int

@@ -31,7 +31,9 @@ for _ in sys.stdin:
     print(service, flush=True)
     os.waitpid(service, 0)
 """
-"""One service after the other, begun by a line each: forked, its modules loaded, once the one before has ended."""
+"""A process that forks one service for each line on its standard input, once the service before has ended.
+
+The modules are loaded before the fork, so a service starts at once."""
 
 
 class Reign:
@@ -53,7 +55,7 @@ class Reign:
         os.kill(self.serving, signal.SIGKILL)
 
     def succeed(self) -> None:
-        """The service that was killed is followed by the next one, which answers."""
+        """Start the next service after a kill, and wait until it answers."""
         self.serving = self._begin()
 
     def end(self) -> None:
@@ -69,18 +71,18 @@ class Reign:
         return httpx.Client(base_url=self.url, timeout=PATIENCE_S, headers=headers)
 
     def undelivered(self) -> int:
-        """How many commands are stored and not handed over."""
+        """Return how many stored commands no job has been sent yet."""
         with closing(sqlite3.connect(f"file:{self.database}?mode=ro", uri=True, timeout=10)) as store:
             query = "SELECT count(*) FROM commands WHERE NOT delivered AND accepted IS NULL"
             return int(store.execute(query).fetchone()[0])
 
     def callers(self) -> set[str]:
-        """Those whose commands are stored."""
+        """Return the callers of all stored commands."""
         with closing(sqlite3.connect(f"file:{self.database}?mode=ro", uri=True, timeout=10)) as store:
             return {caller for (caller,) in store.execute("SELECT DISTINCT caller FROM commands")}
 
     def client(self) -> Client:
-        """A client of the service that serves now."""
+        """Return a client of the service that runs now."""
         return Client.at(self.home.path, timeout_s=PATIENCE_S)
 
     def metrics(self) -> str:
@@ -112,7 +114,7 @@ class Reign:
         )
 
     def _begin(self) -> int:
-        """The process of the next service, once it answers."""
+        """Start the next service, and return its process id once it answers."""
         assert self.succession.stdin is not None
         assert self.succession.stdout is not None
         print(file=self.succession.stdin, flush=True)
@@ -130,7 +132,7 @@ class Reign:
 
 @contextmanager
 def reigning(home: Path, folder: Path, *options: str) -> Iterator[Reign]:
-    """A service with these options, and the ones after it."""
+    """Run a service with these options, and its successors, until the end of the block."""
     reign = Reign(home, folder, *options)
     try:
         yield reign
