@@ -72,12 +72,14 @@ def _model(spec: IslandSpec, texts: list[Text]) -> dict[str, Any]:
     sizes = fragment_map.sizes(fragments, shapes)
     if hasattr(trainer, "trace"):
         trainer.trace()
+    shared = sizes[: sync.schedule.shared_count]
     return {
         "parameters": sum(map(prod, shapes.values())),
         "tensors": len(shapes),
         "fragments": len(sizes),
-        "fragment_parameters_min": min(sizes),
-        "fragment_parameters_max": max(sizes),
+        "fragment_parameters_min": min(shared),
+        "fragment_parameters_max": max(shared),
+        "router_fragment_parameters": sizes[-1] if sync.routers_apart else None,
     }
 
 

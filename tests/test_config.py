@@ -13,7 +13,6 @@ from pydantic import BaseModel
 from orchestrator.core.vocabulary import HealthPolicy
 from orchestrator.errors import ConfigurationError, InvalidJobSpec
 from orchestrator.models import trainable
-from orchestrator.parameters.pieces import is_router
 from orchestrator.simulation import spec as simulation
 from orchestrator.specification.bounds import Section
 from orchestrator.specification.config import JobSpec, parse_job, read_job_document
@@ -121,6 +120,10 @@ def test_shards_that_could_not_share_the_fragments_are_refused(
             {"model": {"preset": "moe-20m"}, "synchroniser": {"router_interval_steps": 8, "fragments": 1}},
             "Raise fragments to 2",
         ),
+        (
+            {"model": {"preset": "moe-20m"}, "trainable": {"lora": {"rank": 4, "targets": ["router"]}}},
+            "is 8, but the job trains nothing but routers. Leave it out",
+        ),
     ],
 )
 def test_routers_that_cannot_merge_more_often_are_refused(changes: dict[str, Any], words: str) -> None:
@@ -128,15 +131,16 @@ def test_routers_that_cannot_merge_more_often_are_refused(changes: dict[str, Any
     assert words in problems(document)["synchroniser.router_interval_steps"]
 
 
-@pytest.mark.parametrize("targets", [None, ["router"]])
+@pytest.mark.parametrize("targets", [None, ["router", "query"]])
 def test_a_mixtures_routers_may_merge_more_often(targets: list[str] | None) -> None:
     trainable = {} if targets is None else {"trainable": {"lora": {"rank": 4, "targets": targets}}}
     document = {**SMALLEST, "model": {"preset": "moe-20m"}, "synchroniser": {"router_interval_steps": 8}, **trainable}
     spec = parse_job(document)
     assert spec.policy().schedule == spec.synchroniser.schedule == (8, 24, 8)
     assert spec.trained_shapes is not None
-    of_routers = {name for name in spec.trained_shapes if is_router(name)}
-    assert set(routers_of(spec.trained_shapes)) == of_routers != set()
+    of_routers = routers_of(spec.trained_shapes)
+    assert set() < of_routers.keys() < spec.trained_shapes.keys()
+    assert all("router" in name for name in of_routers)
 
 
 def test_how_long_an_evaluation_may_take_is_by_who_stands_still_for_it() -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from orchestrator.simulation import worldfile
 from orchestrator.simulation.plan import Capacity, WorldPlan
 from orchestrator.specification.config import JobSpec, parse_job
 from orchestrator.specification.documents import dump, read_document
-from orchestrator.specification.memory_budget import parameter_count_of
+from orchestrator.specification.memory_budget import parameter_count_of, router_parameter_count_of
 
 
 def world_of(file: Path) -> tuple[JobPolicy, WorldPlan]:
@@ -39,16 +40,17 @@ def world_of(file: Path) -> tuple[JobPolicy, WorldPlan]:
     spec = parse_job(document)
     if spec.synchroniser.adoption == "mix":
         raise ConfigurationError(detail="Simulated islands do not support adoption mix. Use rebase or replace.")
-    policy, parameters = spec.policy(_regions(), standbys=True), parameter_count_of(spec) or 0
+    policy, parameters, sync = spec.policy(_regions(), standbys=True), parameter_count_of(spec) or 0, spec.synchroniser
+    apart = router_parameter_count_of(spec) if sync.routers_apart else 0
     plan = WorldPlan(
         step_s=(spec.synthetic.step_s,) * len(policy.islands),
         step_jitter_ratio=spec.synthetic.step_jitter_ratio,
         tokens_per_step=spec.tokens_per_step,
         adoption=spec.synchroniser.adoption,
         capacity=tuple(_batches(spec)),
-        payload_bytes=codec(spec.synchroniser.wire.up).data_bytes(parameters) // spec.synchroniser.fragments,
+        payload_bytes=codec(sync.wire.up).data_bytes(parameters - apart) // sync.schedule.shared_count,
     )
-    return policy, plan
+    return policy, replace(plan, parameter_count=parameters, router_parameter_count=apart) if apart else plan
 
 
 def _batches(spec: JobSpec) -> Iterator[Capacity]:

@@ -280,11 +280,13 @@ def _lines(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
     model, sync, optimizer, data = (facts[name] for name in ("model", "synchroniser", "optimizer", "data"))
     islands = facts["islands"]
     least, most = model["fragment_parameters_min"], model["fragment_parameters_max"]
-    sizes = f"{least:,}" if least == most else f"{least:,} to {most:,}"
+    sizes = f"each of {least:,} parameters" if least == most else f"each of {least:,} to {most:,} parameters"
+    if (of_routers := model["router_fragment_parameters"]) is not None:
+        sizes += f", but the last of {of_routers:,} in routers"
     lines = [
         ("job", f"{facts['name']}: {counted(len(islands), 'island')} on {', '.join(facts['node_groups'])}"),
         ("model", f"{model['of']}: {model['parameters']:,} parameters in {model['tensors']:,} tensors"),
-        ("fragments", f"{model['fragments']:,}, each of {sizes} parameters"),
+        ("fragments", f"{model['fragments']:,}, {sizes}"),
         ("memory", ", ".join(f"{where} {needed / GIB:.2f} GiB" for where, needed in facts["memory_bytes"].items())),
         (
             "budget",

@@ -169,7 +169,8 @@ def _of_job(home: Home, url: str | None, subject: Subject, name: str) -> tuple[D
     step_s = 1.0 / statistics.median(rates) if rates else None
     if job.schedule.keys() < {"fragments", "interval_steps", "overlap_steps"}:
         raise ConfigurationError(detail=f"The service does not report the schedule of job {job.job}. Give --config.")
-    return _demand(subject, job.statistics.get("parameter_count"), step_s, islands), _settings(job.schedule, job.wire)
+    settings = _settings(job.schedule, job.wire, job.statistics.get("mixture", {}).get("router_parameter_count", 0))
+    return _demand(subject, job.statistics.get("parameter_count"), step_s, islands), settings
 
 
 def _of_spec(subject: Subject, spec: JobSpec) -> tuple[Demand, SyncSettings]:
@@ -190,11 +191,12 @@ def _demand(subject: Subject, parameters: float | None, step_s: float | None, is
     return Demand(float(parameters), float(step_s), dict(islands))
 
 
-def _settings(schedule: dict[str, Any], wire: dict[str, str]) -> SyncSettings:
+def _settings(schedule: dict[str, Any], wire: dict[str, str], router_parameters: int) -> SyncSettings:
     """The codec is that of the two that has more bits."""
     name = max((name for name in CODEC_NAMES if name in wire.values()), key=bits_of, default=EXACT)
     steps, overlap = schedule["interval_steps"], schedule["overlap_steps"] or 0
-    return SyncSettings(steps, overlap, schedule["fragments"], name, schedule.get("router_interval_steps"))
+    own = schedule.get("router_interval_steps")
+    return SyncSettings(steps, overlap, schedule["fragments"], name, own, float(router_parameters))
 
 
 def _used(lines: list[MeasuredLine], demand: Demand) -> list[Line]:

@@ -7,8 +7,10 @@
     down         wanted by the job, not there
     in_flight    inner steps of which it is still open; zero once the job has ended
 
-An island's stepping time is split in the proportion of its tokens (means over fragments). Responsible for nothing but
-arithmetic over (event, effects): live, simulated and replayed jobs use this fold, so the numbers mean the same.
+An island's stepping time is split in the proportion of its tokens, which are means over fragments. Fragments are of about
+the same size, so each counts alike. Only a mixture's routers that are merged more often are a fragment of another size: they
+count by their part of the parameters, and the others share the rest (0263). Responsible for nothing but arithmetic over
+(event, effects): live, simulated and replayed jobs use this fold, so the numbers mean the same.
 
 Standbys have an account of their own, because their seconds fit no class. They are not productive: a standby trains nothing.
 As badput they would make a job look worse the better it is prepared, and change what the ratio means. Nor may they be
@@ -27,7 +29,7 @@ from math import fsum, sqrt
 from typing import Any
 
 from orchestrator.accounting.island_time import ACTIVE, AWAY, GONE, HELD, NO_NODE, Change, IslandTime, Lifecycle
-from orchestrator.accounting.ledger import QUARANTINED, Ledger
+from orchestrator.accounting.ledger import QUARANTINED, Account, Ledger
 from orchestrator.accounting.series import Series, policy_after
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
@@ -59,6 +61,8 @@ class Goodput:
     times: dict[IslandId, IslandTime]
     started_at: Instant
     at: Instant
+    router_part: float
+    """The part of the parameters that is in routers with a fragment of their own; 0 if there is none, or it is not known."""
     _accelerators: dict[IslandId, int]
     _lifecycle: Lifecycle
     _uptime: _Uptime
@@ -71,7 +75,7 @@ class Goodput:
         self.policy = policy
         self.ledger = Ledger(islands, policy.fragment_count)
         self.times = {island: IslandTime() for island in islands}
-        self.started_at = self.at = 0.0
+        self.started_at = self.at = self.router_part = 0.0
         self._accelerators = {plan.island: plan.accelerator_count for plan in policy.islands}
         self._lifecycle = Lifecycle(islands)
         self._uptime = _Uptime(policy.quorum)
@@ -150,6 +154,8 @@ class Goodput:
             self.ledger.merge_completed(event)
             if any(plan.price for plan in self.policy.islands):
                 self._pace.add((sum(self.ledger.trained.values()), event.at))
+        elif isinstance(event, e.OuterStateSeeded) and self.policy.router_interval_steps is not None:
+            self.router_part = event.router_parameter_count / max(1, event.parameter_count)
         elif isinstance(event, JobResumed):
             self.ledger.resumed(event)
         elif isinstance(event, JobSalvaged):
@@ -247,17 +253,28 @@ class Goodput:
         return {"cost": cost}
 
     def _tokens(self, island: IslandId) -> dict[str, float]:
-        accounts = self.ledger.accounts[island]
+        shared, own = self._accounts(island)
         return {
-            "trained": self.ledger.trained[island] + sum(account.carried for account in accounts) / len(accounts),
-            "merged": sum(account.merged for account in accounts) / len(accounts),
-            "discarded": sum(account.discarded for account in accounts) / len(accounts),
-            "in_flight": sum(account.in_flight for account in accounts) / len(accounts),
+            "trained": self.ledger.trained[island] + self._mean([a.carried for a in shared], [a.carried for a in own]),
+            "merged": self._mean([a.merged for a in shared], [a.merged for a in own]),
+            "discarded": self._mean([a.discarded for a in shared], [a.discarded for a in own]),
+            "in_flight": self._mean([a.in_flight for a in shared], [a.in_flight for a in own]),
         }
 
     def _discards(self, island: IslandId) -> dict[str, float]:
-        accounts = self.ledger.accounts[island]
-        return _scaled(_added(account.discards for account in accounts), 1 / len(accounts))
+        shared, own = self._accounts(island)
+        of_shared = _scaled(_added(account.discards for account in shared), (1.0 - self.router_part) / len(shared))
+        return _added([of_shared, *(_scaled(account.discards, self.router_part) for account in own)])
+
+    def _accounts(self, island: IslandId) -> tuple[list[Account], list[Account]]:
+        """Return the accounts of the fragments that share H, and of routers that have a fragment of their own."""
+        accounts, count = self.ledger.accounts[island], self.policy.schedule.shared_count
+        return accounts[:count], accounts[count:]
+
+    def _mean(self, of_shared: list[int], of_routers: list[int]) -> float:
+        """Return a mean over fragments, in which the routers' counts by its part of the parameters."""
+        mean = sum(of_shared) / len(of_shared)
+        return mean * (1.0 - self.router_part) + sum(of_routers) * self.router_part
 
 
 class Standbys:

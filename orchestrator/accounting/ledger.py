@@ -9,7 +9,7 @@
 ``merged``  in a version of the fragment
 ``discarded``  never will be, by cause
 
-A token counts once in every fragment; figures for people are means over fragments. Refuses to know: time.
+A token counts once in every fragment; figures for people are means over fragments (``goodput``). Refuses to know: time.
 Source: ours (docs/concepts.md); "report goodput in merged tokens" is the lesson of others' headline figures.
 """
 

@@ -217,19 +217,24 @@ class _Expert:
 
 
 class Mixtures:
-    """The fold. Both parts are empty for a model without experts."""
+    """The fold. Everything is empty for a model without experts."""
 
+    router_parameter_count: int
+    """The size of the routers' own fragment, if they have one."""
     _routers: dict[FragmentId, _Routers]
     _curve: Series[tuple[Instant, float, float]]
     _islands: dict[IslandId, _Expert]
 
     def __init__(self) -> None:
+        self.router_parameter_count = 0
         self._routers = {}
         self._curve = Series()
         self._islands = {}
 
     def apply(self, event: e.Event) -> None:
         match event:
+            case e.OuterStateSeeded():
+                self.router_parameter_count = event.router_parameter_count
             case e.MergeCompleted(router_distance=float() as distance, router_travel=float() as travel):
                 own = self._routers.setdefault(event.fragment, _Routers())
                 own.distance, own.travel, own.merges = distance, travel, own.merges + 1
@@ -250,9 +255,10 @@ class Mixtures:
         """Return ``mixture`` as plain data, or nothing if nothing was recorded.
 
         A router's ``distance`` and ``travel`` are of the last merge of several contributions. ``loss_before`` and
-        ``loss_after`` are means over all adoptions of the island.
+        ``loss_after`` are means over all adoptions of the island. ``router_parameter_count`` is there if routers have a
+        fragment of their own.
         """
-        if not self._routers and not self._islands:
+        if not self._routers and not self._islands and not self.router_parameter_count:
             return {}
         routers = [
             {
@@ -276,7 +282,8 @@ class Mixtures:
             for island, own in sorted(self._islands.items())
         }
         curve = [list(point) for point in self._curve.all()]
-        return {"mixture": {"routers": routers, "router_curve": curve, "islands": islands}}
+        own = {"router_parameter_count": self.router_parameter_count} if self.router_parameter_count else {}
+        return {"mixture": {**own, "routers": routers, "router_curve": curve, "islands": islands}}
 
 
 VERSIONS_REMEMBERED = 1024

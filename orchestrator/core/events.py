@@ -44,11 +44,16 @@ class JobStarted:
 
 @dataclass(frozen=True, slots=True)
 class OuterStateSeeded:
-    """Θ exists at version 0 for every fragment, so islands can be given a state."""
+    """Θ exists at version 0 for every fragment, so islands can be given a state.
+
+    ``router_parameter_count`` of the parameters are in the last fragment, if that has a mixture's routers alone. 0: it has
+    others, or the tape is of a build that did not say.
+    """
 
     at: Instant
     parameter_count: int
     digest: str
+    router_parameter_count: int = field(default=0, metadata=UNWRITTEN_DEFAULT)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ created, every ``Duration`` in seconds, every count of tokens or steps an intege
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from functools import cache, lru_cache
@@ -235,10 +236,7 @@ class Contribution:
 
 @dataclass(frozen=True, slots=True, order=True)
 class ScheduleAnchor:
-    """An anchor of the learning-rate schedule: islands had trained ``tokens``, lost work too, at logical step ``step``.
-
-    The step is that of the island whose logical clock was furthest.
-    """
+    """An anchor of the learning-rate schedule: islands had trained ``tokens``, lost work too, when one reached ``step``."""
 
     tokens: int = 0
     step: int = 0
@@ -461,14 +459,18 @@ class StepLimits:
 
     def limit(self, usual_seconds: Duration) -> Duration | None:
         """Return the limit of a step whose median is ``usual_seconds``; 0: the process has no median yet."""
-        if self.limit_s is None:
-            return None
-        return max(self.limit_s, self.ratio * usual_seconds if usual_seconds > 0 else self.first_s)
+        own = self.ratio * usual_seconds if usual_seconds > 0 else self.first_s
+        return None if self.limit_s is None else max(self.limit_s, own)
 
 
 def quorum_of(quorum: int, ratio: float, training_count: int) -> int:
     """Return K while so many islands train: the fixed number, or this part of them, rounded up, if that is more."""
     return max(quorum, ceil(round(ratio * training_count, 6)))
+
+
+def is_router(tensor: str) -> bool:
+    """Return whether a tensor is of a mixture's routers, by a part of its name. Another ``gate`` may be a hidden layer's."""
+    return re.search(r"(^|[/.])(router|block_sparse_moe[/.]gate)([/.]|$)", tensor) is not None
 
 
 class Schedule(NamedTuple):
@@ -504,9 +506,8 @@ class Schedule(NamedTuple):
         """
         if step - previous_step < _steps_to_any(self, previous_step % lcm(self[1], self[2] or 1)):
             return ()
-        points = sorted(
-            (self.next_due(FragmentId(p), previous_step), FragmentId(p)) for p in range(self.fragment_count)
-        )
+        fragments = map(FragmentId, range(self.fragment_count))
+        points = sorted((self.next_due(fragment, previous_step), fragment) for fragment in fragments)
         return tuple(fragment for point, fragment in points if point <= step)
 
 
@@ -526,7 +527,7 @@ def _steps_to_any(schedule: Schedule, place: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class JobPolicy:
-    """Everything the core may know of the job: frozen, stored in the tape's header.
+    """Everything the core may know of the job: frozen, stored in the tape's header. K and γ are those of arXiv:2604.21428.
 
     islands                 those that the specification names, scale-up slots included
     quorum                  K: a round may close once this many islands have contributed, and not before
@@ -557,8 +558,6 @@ class JobPolicy:
     leaving_closes          a round closes on what it holds once all islands that could contribute leave; not on older tapes
     router_interval_steps   N: the last fragment has a mixture's routers alone, and this period; None: none has
     standby_wait_s          how long after a standby took an island's place the next is made; at once on older tapes
-
-    Source: Decoupled DiLoCo, arXiv:2604.21428 (quorum, grace window); the rest is ours.
     """
 
     islands: tuple[IslandPlan, ...]

@@ -139,7 +139,9 @@ class MultiplexedJob:
 
     def run(self) -> Iterator[int]:
         """Train to the end of the budget. ``outcome`` is set afterwards."""
-        self._happen(events.OuterStateSeeded(0.0, sum(a.size for a in self._outer.parameters().values()), ""))
+        parameters, last = self._outer.parameters(), self._in_process.fragments[-1]
+        of_routers = sum(parameters[name].size for name in last) if self._goodput.policy.router_interval_steps else 0
+        self._happen(events.OuterStateSeeded(0.0, sum(a.size for a in parameters.values()), "", of_routers))
         self._happen(events.JobStarted(0.0))
         while self._heap and self._outcome is None:
             self._now, turn, _, act = heapq.heappop(self._heap)

@@ -26,7 +26,7 @@ import heapq
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from orchestrator.core.vocabulary import FragmentId
+from orchestrator.core.vocabulary import FragmentId, is_router
 from orchestrator.errors import ConfigurationError, DataError
 from orchestrator.parameters.pieces import (
     BY_NAME,
@@ -35,7 +35,6 @@ from orchestrator.parameters.pieces import (
     Roles,
     Shape,
     cut,
-    is_router,
     piece_named,
     role_of,
     taken,

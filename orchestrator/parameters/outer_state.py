@@ -40,14 +40,14 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from orchestrator.core.vocabulary import FragmentId, Version
+from orchestrator.core.vocabulary import FragmentId, Version, is_router
 from orchestrator.errors import DataError, InternalError
 from orchestrator.parameters import kernels, outer_optimizer
 from orchestrator.parameters.codec.registry import EXACT, CodecName
 from orchestrator.parameters.fragment_map import FragmentMap
 from orchestrator.parameters.kernels import Encoded
 from orchestrator.parameters.outer_optimizer import OuterOptimizer, Sgd
-from orchestrator.parameters.pieces import BY_NAME, Role, Roles, is_router, piece_named, role_of
+from orchestrator.parameters.pieces import BY_NAME, Role, Roles, piece_named, role_of
 from orchestrator.parameters.tensors import Array, Tensors, digest, raw_bytes, shapes
 from orchestrator.parameters.validation import check_magnitude, check_numbers
 from orchestrator.parameters.wire_format import EncodedTensor, EncodedTensors, rebased

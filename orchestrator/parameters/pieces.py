@@ -23,7 +23,6 @@ import numpy as np
 from orchestrator.errors import DataError
 
 Shape = tuple[int, ...]
-_ROUTER = re.compile(r"(^|[/.])(router|block_sparse_moe[/.]gate)([/.]|$)")
 _EMBEDDING_LIKE = re.compile(r"(^|[/.])([^/.]*embed[^/.]*|([^/.]*_)?head)([/.]|$)")
 BY_NAME: Roles = MappingProxyType({})
 """Every tensor has the role that its name determines."""
@@ -76,15 +75,6 @@ def role_by_name(tensor: str, dimension_count: int) -> Role:
 def role_of(tensor: str, dimension_count: int, roles: Roles) -> Role:
     """Return the role in ``roles``, or by the tensor's name."""
     return roles.get(tensor) or role_by_name(tensor, dimension_count)
-
-
-def is_router(tensor: str) -> bool:
-    """Return whether a tensor belongs to the routers of a mixture of experts, by its name.
-
-    A part of the path is ``router``, as in ``layers.feedforward.router`` and its adapters, or the end of it is
-    ``block_sparse_moe.gate``. Another ``gate`` may be that of a gated hidden layer, so it is no router.
-    """
-    return _ROUTER.search(tensor) is not None
 
 
 @dataclass(frozen=True, slots=True)

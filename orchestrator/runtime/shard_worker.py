@@ -370,13 +370,14 @@ class ShardWorker:
     def _begin(self) -> None:
         for shard in self._shards:
             self._announce(shard, shard.begin())
-        count, published = sum(self.fragment_parameters()), self.all_published()
+        sizes, published = self.fragment_parameters(), self.all_published()
+        of_routers = sizes[-1] if self._context.spec.synchroniser.routers_apart else 0
         if len(self._shards) == 1:
             name = digest({name: array for one in published for name, array in one.parameters().items()})
         else:  # no process has all of Θ
             of_fragments = {str(p): one.digest_of(EVERYTHING) for p, one in enumerate(published)}
             name = digest({p: np.frombuffer(bytes.fromhex(own), np.uint8) for p, own in of_fragments.items()})
-        self._context.post(lambda at: events.OuterStateSeeded(at, count, name))
+        self._context.post(lambda at: events.OuterStateSeeded(at, sum(sizes), name, of_routers))
 
     def _merge(self, order: effects.MergeFragment) -> None:
         shard = self._owners[order.fragment]

@@ -210,9 +210,8 @@ def _lines(spec: JobSpec, measured: Sequence[Line]) -> Iterator[Problem]:
 def _thin(line: Line, demand: Demand, settings: SyncSettings, where: str) -> Iterator[Problem]:
     if utilisation_on(line, demand, settings) >= UTILISATION_MIN:
         return
-    count = settings.schedule.shared_count
-    bits = demand.parameters / count * bits_of(settings.codec)
-    due_steps = settings.interval_steps / count
+    bits = settings.fragment_parameters(demand.parameters) * bits_of(settings.codec)
+    due_steps = settings.interval_steps / settings.schedule.shared_count
     takes_s = bits / line.bits_per_second * max(1, demand.islands.get(line.name, 1))
     better = advised([line], demand, settings)
     message = (

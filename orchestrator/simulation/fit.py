@@ -159,7 +159,7 @@ class _Fit:
         )
 
     def world(self) -> FittedWorld:
-        seen, fastest = self._seen, self._tokens_per_step()
+        seen, fastest, of_routers = self._seen, self._tokens_per_step(), self._seen.router_parameter_count
         defaults = WorldPlan(())
         first, again = self._starts(False), self._starts(True)
         chosen = again if any(again.values()) else first
@@ -193,6 +193,8 @@ class _Fit:
             begin_s=self._latency("starting the first step", chosen["begin"], defaults.begin_s),
             median_over=self._median_over(),
             seed_s=defaults.seed_s if seen.seeded_at is None else round(seen.seeded_at, DIGITS),
+            parameter_count=(seen.parameter_count if of_routers else None) or defaults.parameter_count,
+            router_parameter_count=of_routers,
         )
         until = inf if seen.finished else seen.until
         return FittedWorld(self._header.job, self._header.policy, plan, until, tuple(self._notes))

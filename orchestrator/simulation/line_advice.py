@@ -53,7 +53,7 @@ class SyncSettings:
     """The settings that the advice can change: H, τ, P, and one codec for both directions.
 
     It leaves the period of routers as it is, if they are a fragment of their own. ``router_parameters`` are 0 if they are
-    not known: routers are few of the parameters of a mixture.
+    not known, before a job of a package's model has run.
     """
 
     interval_steps: int
@@ -79,6 +79,19 @@ class SyncSettings:
     @property
     def schedule(self) -> Schedule:
         return Schedule(self.fragments, self.interval_steps, self.router_interval_steps)
+
+    def apart(self, parameters: float) -> float:
+        """Return how many of so many parameters are in routers that have a fragment of their own."""
+        return 0.0 if self.router_interval_steps is None else min(self.router_parameters, parameters)
+
+    def fragment_parameters(self, parameters: float) -> float:
+        """Return the size of each of the fragments that share H."""
+        return (parameters - self.apart(parameters)) / self.schedule.shared_count
+
+    def mean_interval_steps(self, parameters: float) -> float:
+        """Return the steps between two due points of a parameter, as a mean over all of them."""
+        part = self.apart(parameters) / parameters
+        return (1.0 - part) * self.interval_steps + part * (self.router_interval_steps or 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +155,7 @@ def bits_of(name: CodecName) -> float:
 
 def utilisation_on(line: Line, demand: Demand, settings: SyncSettings) -> float:
     """Return u of the module's docstring."""
-    return utilisation(exchange_of(SYSTEM, _traffic(line, demand, settings)), _share(line, demand))
+    return utilisation(exchange_of(SYSTEM, traffic_of(line, demand, settings)), _share(line, demand))
 
 
 def meeting(line: Line, demand: Demand, settings: SyncSettings) -> Meeting | None:
@@ -151,10 +164,9 @@ def meeting(line: Line, demand: Demand, settings: SyncSettings) -> Meeting | Non
     It is not known if a fragment travels for longer than WAY_STEPS_MAX steps, or for about as long as from one due fragment
     to the next: several are then in flight at once.
     """
-    count = settings.schedule.shared_count
-    bits = demand.parameters / count * bits_of(settings.codec)
+    bits = settings.fragment_parameters(demand.parameters) * bits_of(settings.codec)
     way_steps = (line.round_trip_s / 2 + bits / _share(line, demand)) / demand.step_s
-    if way_steps > min(WAY_STEPS_MAX, WAY_SLOTS_MAX * settings.interval_steps / count):
+    if way_steps > min(WAY_STEPS_MAX, WAY_SLOTS_MAX * settings.interval_steps / settings.schedule.shared_count):
         return None
     cap = math.ceil(2 * way_steps + 1 - TOLERANCE_STEPS)
     return Meeting(line.name, way_steps, cap, max(settings.overlap_steps, math.ceil(cap + 2 * way_steps)))
@@ -180,7 +192,7 @@ def advised(lines: Sequence[Line], demand: Demand, current: SyncSettings) -> Adv
     """Return the smallest change that is sufficient on every line, or the current settings if they are sufficient."""
     before = {line.name: utilisation_on(line, demand, current) for line in lines}
     slowest = min(lines, key=lambda line: (before[line.name], _share(line, demand), line.name))
-    exchange = exchange_of(SYSTEM, _traffic(slowest, demand, current))
+    exchange = exchange_of(SYSTEM, traffic_of(slowest, demand, current))
     for settings in _cheapest_first(current):
         after = {line.name: utilisation_on(line, demand, settings) for line in lines}
         if all(u >= UTILISATION_MIN for u in after.values()):
@@ -192,13 +204,14 @@ def advised(lines: Sequence[Line], demand: Demand, current: SyncSettings) -> Adv
 def least_bits_per_second(line: Line, demand: Demand, current: SyncSettings) -> tuple[float, SyncSettings]:
     """Return the least speed with which any of the advised settings suffices, and these; infinity if none ever does."""
     each = [
-        (needed(exchange_of(SYSTEM, _traffic(line, demand, settings)), UTILISATION_MIN), settings)
+        (needed(exchange_of(SYSTEM, traffic_of(line, demand, settings)), UTILISATION_MIN), settings)
         for settings in _cheapest_first(current)
     ]
     return min(each, key=lambda one: one[0])
 
 
-def _traffic(line: Line, demand: Demand, settings: SyncSettings) -> Traffic:
+def traffic_of(line: Line, demand: Demand, settings: SyncSettings) -> Traffic:
+    """Return the traffic of one island with these settings."""
     return Traffic(
         parameters=demand.parameters,
         step_s=demand.step_s,
@@ -207,7 +220,7 @@ def _traffic(line: Line, demand: Demand, settings: SyncSettings) -> Traffic:
         overlap_steps=float(settings.overlap_steps),
         wire_bits=bits_of(settings.codec),
         round_trip_s=line.round_trip_s,
-        router_parameters=settings.router_parameters,
+        router_parameters=settings.apart(demand.parameters),
         router_interval_steps=settings.router_interval_steps,
     )
 

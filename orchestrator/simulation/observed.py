@@ -79,6 +79,7 @@ class Observed:
         self.until: Instant = 0.0
         self.seeded_at: Instant | None = None
         self.parameter_count: int | None = None
+        self.router_parameter_count = 0
         self.finished = False
         self.lives: dict[LifeId, ObservedIncarnation] = {}
         self.silences: list[Silence] = []
@@ -121,6 +122,7 @@ class Observed:
         match event:
             case e.OuterStateSeeded():
                 self.seeded_at, self.parameter_count = event.at, event.parameter_count
+                self.router_parameter_count = event.router_parameter_count
             case e.IslandReported():
                 self._reported(event, event.report)
             case e.ContributionArrived() | e.ContributionUnusable():

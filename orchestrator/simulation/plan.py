@@ -139,6 +139,7 @@ class WorldPlan:
     evaluate_alone_s        what an evaluation takes once no island steps; as ever, if ``None``
     kill_s                  from asking for a kill until the process is dead, ``detect_s`` from then until that is heard
     seed_s                  from the job's start to Θ existing
+    parameter_count         of Θ, of which ``router_parameter_count`` are in routers with a fragment of their own
 
     The defaults of the fields from ``capacity`` on add nothing: they draw no chance and take no time.
     """
@@ -182,6 +183,8 @@ class WorldPlan:
     begin_s: Latency = (0.0, 0.0)
     kill_s: Latency = (0.0, 0.0)
     seed_s: Duration = 0.1
+    parameter_count: int = 1000
+    router_parameter_count: int = 0
 
 
 def sample_policy(

@@ -7,7 +7,8 @@ until a host and its processes are back (``Fleet.outage_s``). k more islands may
     R = return + start + 8·16·N/B    until the island trains again: its host, its processes, its state over its line
     q = 1 − e^(−λR)                  the part of the time in which a gang is away: a further death meanwhile begins R anew
     u = E[min(M, M + k − X)]/M       X ~ Binomial(M + k, q): the part of the M islands that train
-    c = (H/2 + w)·T (+ takeover)     lost with each death: what was not merged yet, of which w steps were on their way
+    c = (H/2 + w)·T (+ takeover)     lost with each death: what was not merged yet, of which w steps were on their way;
+                                     H is the mean over parameters if a mixture's routers are merged more often
     goodput = u·(1 − λc)
     spread² = V·min(1, q/(λ·t)) + n·(c/(M·t))²
                                      in t seconds: V the variance of min(M, M + k − X)/M, n = λMt deaths
@@ -44,6 +45,7 @@ from orchestrator.simulation.line_advice import (
     advised,
     bits_of,
     least_bits_per_second,
+    traffic_of,
 )
 from orchestrator.simulation.observed import Observed
 from orchestrator.simulation.spec import Bandwidth, Number, PositiveSeconds, Seconds
@@ -201,6 +203,7 @@ def of_running(spec: JobSpec, paces: Sequence[Pace], seen: Observed) -> tuple[di
     payloads travel, so short or small ones make it look thinner than it is.
     """
     specified, settings = of_job(spec)
+    settings = replace(settings, router_parameters=settings.router_parameters or float(seen.router_parameter_count))
     figures = {name: Figure(value, "the specification") for name, value in specified.items()}
     if "parameters" not in figures and seen.parameter_count:
         figures["parameters"] = Figure(seen.parameter_count, "measured")
@@ -265,10 +268,10 @@ def of_groups(nodes: Sequence[tuple[str, int, int]]) -> dict[str, Figure]:
 def planned(fleet: Fleet, current: SyncSettings | None = None) -> Planned:
     """Return plans by what they cost, or by time if there is no price. Raises ConfigurationError if the line is too thin."""
     current = current or SyncSettings.of(SynchroniserSection.model_construct())
-    demand = Demand(float(fleet.parameters), fleet.step_s, {LINE: 1})
-    advice = advised([Line(LINE, fleet.round_trip, fleet.line)], demand, current)
+    line, demand = _line_and_demand(fleet)
+    advice = advised([line], demand, current)
     if advice.settings is None:
-        needed, least = least_bits_per_second(Line(LINE, fleet.round_trip, fleet.line), demand, current)
+        needed, least = least_bits_per_second(line, demand, current)
         if needed == inf:
             raise ConfigurationError(
                 detail=f"A round trip of {fleet.round_trip:.3g} s is too long for steps of {fleet.step_s:.3g} s: no "
@@ -294,7 +297,7 @@ def planned(fleet: Fleet, current: SyncSettings | None = None) -> Planned:
 def goodput_of(fleet: Fleet, settings: SyncSettings, standbys: int = 0) -> tuple[float, Callable[[Duration], float]]:
     """Return the goodput, and a function of a job's time that returns its standard deviation."""
     rate, islands, gangs = fleet.death_rate, fleet.islands, fleet.islands + standbys
-    lost_steps = settings.interval_steps / 2 + _way_steps(fleet, settings)
+    lost_steps = settings.mean_interval_steps(fleet.parameters) / 2 + _way_steps(fleet, settings)
     lost_s = lost_steps * fleet.step_s + (TAKEOVER_S if standbys else 0.0)
     away = -expm1(-rate * fleet.outage_s)
     chances = _binomial(gangs, away)
@@ -323,10 +326,10 @@ def _binomial(count: int, chance: float) -> list[float]:
 def _plan(fleet: Fleet, settings: SyncSettings, standbys: int) -> Plan:
     goodput, spread = goodput_of(fleet, settings, standbys)
     seconds = _seconds(fleet, goodput)
-    n, codec, of_routers = float(fleet.parameters), settings.codec, settings.router_parameters
-    due_a_step = (n - of_routers) / settings.interval_steps
-    due_a_step += of_routers / (settings.router_interval_steps or settings.interval_steps)
-    bits_per_s = due_a_step * bits_of(codec) / fleet.step_s
+    n, codec = float(fleet.parameters), settings.codec
+    line, demand = _line_and_demand(fleet)
+    exchange = exchange_of("decoupled", traffic_of(line, demand, settings))
+    bits_per_s = exchange.bits / exchange.gap
     shard = shard_bytes_per_parameter(
         fleet.islands,
         settings.schedule.shared_count,
@@ -371,6 +374,10 @@ def _data_parallel(fleet: Fleet) -> Plan | None:
     )
 
 
+def _line_and_demand(fleet: Fleet) -> tuple[Line, Demand]:
+    return Line(LINE, fleet.round_trip, fleet.line), Demand(float(fleet.parameters), fleet.step_s, {LINE: 1})
+
+
 def _seconds(fleet: Fleet, goodput: float) -> Duration:
     """Return the time to the budget."""
     return fleet.budget * fleet.step_s / (fleet.islands * fleet.tokens_per_step * goodput) if goodput else inf
@@ -384,7 +391,7 @@ def _money(fleet: Fleet, gangs: int, seconds: Duration) -> float | None:
 
 def _way_steps(fleet: Fleet, settings: SyncSettings) -> float:
     """Return how long a fragment travels one way, in steps."""
-    bits = fleet.parameters / settings.schedule.shared_count * bits_of(settings.codec)
+    bits = settings.fragment_parameters(fleet.parameters) * bits_of(settings.codec)
     return (fleet.round_trip / 2 + bits / fleet.line) / fleet.step_s
 
 

@@ -105,8 +105,9 @@ class World:
 
     def _start_job(self) -> None:
         self.later(0.0, lambda: self.tell(e.JobStarted(self.now)))
-        seeded = e.OuterStateSeeded(self.plan.seed_s, 1000, "0" * 32)
-        self.later(self.plan.seed_s, lambda: self.tell(seeded))
+        plan = self.plan
+        seeded = e.OuterStateSeeded(plan.seed_s, plan.parameter_count, "0" * 32, plan.router_parameter_count)
+        self.later(plan.seed_s, lambda: self.tell(seeded))
 
     def _go_on(self, until: Instant, at_most: int) -> bool:
         """Run up to ``at_most`` events. Return whether more are left before ``until``."""

@@ -209,6 +209,8 @@ class WorldPart(Section):
     seed_s: VirtualSeconds
     calm_at: VirtualSeconds | None = None
     payload_bytes: ByteCount = 0
+    parameter_count: Annotated[int, Field(strict=True, ge=1, le=2**53)] = 1000
+    router_parameter_count: Annotated[int, Field(strict=True, ge=0, le=2**53)] = 0
     latencies: LatenciesPart
     chances: ChancesPart = ChancesPart.model_construct()
     faults: Annotated[tuple[FaultPart, ...], Field(max_length=ENTRIES_MAX)] = ()
@@ -253,6 +255,7 @@ def dump(world: FittedWorld) -> str:
             "seed_s": plan.seed_s,
             **({"calm_at": plan.calm_at} if isfinite(plan.calm_at) else {}),
             "payload_bytes": plan.payload_bytes,
+            **(_sizes(plan) if plan.router_parameter_count else {}),
             "chances": {name: getattr(plan, name) for name in ChancesPart.model_fields},
             "faults": [{**asdict(fault), "kind": fault.kind.value} for fault in plan.faults],
             "latencies": {name: _plain(latency) for name, latency in latencies.items() if latency is not None},
@@ -266,6 +269,10 @@ def dump(world: FittedWorld) -> str:
     head += [f"# Assumed: {note}." for note in world.notes]
     text = documents.dump(document, default_flow_style=None, width=110, allow_unicode=True)
     return "\n".join([*head, text])
+
+
+def _sizes(plan: WorldPlan) -> dict[str, int]:
+    return {"parameter_count": plan.parameter_count, "router_parameter_count": plan.router_parameter_count}
 
 
 def _plain(latency: Latency) -> Any:
@@ -328,6 +335,9 @@ def _between(part: WorldPart) -> Iterator[Problem]:
     policy = part.policy
     schedule = Schedule(policy.fragment_count, policy.sync_interval_steps, policy.router_interval_steps)
     yield from schedule_problems(schedule, policy.overlap_steps, "world.policy.")
+    if part.router_parameter_count >= part.parameter_count:
+        message = f"is {part.router_parameter_count:,}, but Θ has {part.parameter_count:,} parameters in all."
+        yield Problem("world.router_parameter_count", message, "Lower it, or raise world.parameter_count.")
     if part.adoption == "rebase" and part.policy.staleness_max:
         message = f"is {part.policy.staleness_max} with adoption rebase, by which late work is kept and offered again."
         yield Problem("world.policy.staleness_max", message, "Set it to 0: work would be counted twice.")

@@ -547,10 +547,8 @@ def _synchroniser_problems(job: JobSpec) -> Iterable[Problem]:
     yield from policy_source.schedule_problems(sync.schedule, sync.overlap_steps, "synchroniser.")
     for rule in ("staleness_problems", "shard_problems", "shard_group_problems"):
         yield from collected(getattr(sync, rule)())
-    of_routers, shapes = sync.router_interval_steps, job.trained_shapes
-    if of_routers and (job.trainer.is_synthetic or (shapes is not None and not training_sections.routers_of(shapes))):
-        message = f"is {of_routers}, but the job trains no routers: only mixtures of experts have them."
-        yield Problem("synchroniser.router_interval_steps", message, "Leave it out, or train a mixture.")
+    tensors = {} if job.trainer.is_synthetic else job.trained_shapes
+    yield from policy_source.router_problems(sync.router_interval_steps, tensors, "synchroniser.")
 
 
 def _trainer_problems(job: JobSpec) -> Iterable[Problem]:

@@ -14,7 +14,8 @@ once:
     Part = section_of(JobPolicy, bounds, omit=("islands",))        a pydantic model with the same fields and defaults
     policy = instance_of(JobPolicy, part, islands=…)               back again
 
-``schedule_problems`` is the rule between several fields that all three documents have.
+``schedule_problems`` is the rule between several fields that all three documents have; ``router_problems`` is that of a
+specification, whose model may lack routers.
 
 A field's range comes from ``bounds``, by its path (``step_limits.ratio``). Without one it follows from its type: numbers
 are finite and not negative.
@@ -32,7 +33,7 @@ from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_typ
 from pydantic import BaseModel, Field, StrictBool, create_model
 from pydantic.fields import FieldInfo
 
-from orchestrator.core.vocabulary import UNWRITTEN_DEFAULT, JobPolicy, Schedule
+from orchestrator.core.vocabulary import UNWRITTEN_DEFAULT, JobPolicy, Schedule, is_router
 from orchestrator.errors import InternalError, Problem
 from orchestrator.specification.bounds import DURATION_MAX_S, Section, WordOrNone
 from orchestrator.specification.validation import sections_in
@@ -127,6 +128,17 @@ def schedule_problems(schedule: Schedule, overlap_steps: int, section: str) -> I
     if count < 2:
         message = f"is {of_routers}, but there is only one fragment: the routers need one, and so does the rest."
         yield Problem(field, message, f"Raise fragments to 2, {otherwise}")
+
+
+def router_problems(interval_steps: int | None, tensors: Collection[str] | None, section: str) -> Iterator[Problem]:
+    """Yield the problem with a period of its own for the routers among the trained tensors. None: they are not known yet."""
+    if interval_steps is None or tensors is None or {is_router(tensor) for tensor in tensors} == {True, False}:
+        return
+    trains = (
+        "nothing but routers" if tensors and is_router(next(iter(tensors))) else "no routers, which only mixtures have"
+    )
+    message = f"is {interval_steps}, but the job trains {trains}."
+    yield Problem(f"{section}router_interval_steps", message, "Leave it out, or train a mixture with its routers.")
 
 
 def filled(policy: type[Filled], job: BaseModel, under: str = "", **places: Any) -> Filled:

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
+from orchestrator.core.vocabulary import is_router
 from orchestrator.errors import Problem
 from orchestrator.models import trainable
 from orchestrator.models.decoder import DecoderSection, VocabularySize
@@ -212,8 +213,8 @@ class TrainableSection(Section):
 
 
 def routers_of(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
-    """Return the routers among the tensors of a built-in model, or among its adapters."""
-    return {name: shape for name, shape in shapes.items() if "router" in name.split(".")}
+    """Return the tensors that are of a mixture's routers."""
+    return {name: shape for name, shape in shapes.items() if is_router(name)}
 
 
 class DataSection(Section):

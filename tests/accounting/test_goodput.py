@@ -55,6 +55,31 @@ def test_stepping_is_split_as_its_tokens_are():
     _only(story.seconds(), productive=3.0, discarded=7.0)
 
 
+@pytest.mark.parametrize(("of_routers", "expected"), [(100, 0.1), (0, 0.0)])
+def test_routers_apart_count_by_their_part_of_the_parameters(of_routers, expected):
+    """Fragment 0 is the rest, of which nothing has merged; the routers, fragment 1, have merged all but the last tokens."""
+    policy = replace(POLICY, sync_interval_steps=24, router_interval_steps=6)
+    story = Dictation(policy).tell(e.OuterStateSeeded(0.0, 1000, "digest", of_routers)).train_from(0.0)
+    story.progress(10.0, tokens=100, stepping=10.0)
+    c = story.contribution(80, total=80, fragment=1)
+    story.admit(10.0, c).close(10.0, c).merged(10.0, c).adopted(10.0, total=80, fragment=1)
+    assert story.tokens() == pytest.approx(
+        {"trained": 100, "merged": 80 * expected, "discarded": 0, "in_flight": 100 - 80 * expected}
+    )
+    story.finish(10.0)
+    _only(story.seconds(), discarded=10.0 - 8.0 * expected, **({"productive": 8.0 * expected} if expected else {}))
+    assert sum(story.goodput.summary()["discarded_tokens"].values()) == pytest.approx(100 - 80 * expected)
+
+
+def test_a_fragment_counts_as_any_other_where_routers_are_merged_with_the_rest():
+    """A simulation of a tape that has routers apart, without them, still knows how large they are."""
+    story = Dictation().tell(e.OuterStateSeeded(0.0, 1000, "digest", 100)).train_from(0.0)
+    story.progress(10.0, tokens=100, stepping=10.0)
+    c = story.contribution(80, total=80, fragment=1)
+    story.admit(10.0, c).close(10.0, c).merged(10.0, c)
+    assert story.tokens()["merged"] == 40.0
+
+
 def test_what_an_island_did_not_report_before_it_died_is_discarded():
     story = Dictation().train_from(0.0).progress(10.0, tokens=100, stepping=9.0).died(10.5)
     _only(story.seconds(), discarded=9.5, stalled=1.0)

@@ -51,8 +51,19 @@ def test_routers_have_their_last_merge_of_several_islands_and_the_mean_of_all():
     assert mixture["islands"] == {}
 
 
+def test_the_size_of_routers_apart_is_known_before_the_first_merge():
+    seeded = Dictation().tell(e.OuterStateSeeded(0.0, 1000, "d", 60))
+    assert seeded.statistics.summary()["mixture"] == {
+        "router_parameter_count": 60,
+        "routers": [],
+        "router_curve": [],
+        "islands": {},
+    }
+
+
 def test_other_models_have_no_such_figures():
     story = Dictation().train_from(0.0)
     report(story, 1, None)
+    story.tell(e.OuterStateSeeded(1.0, 1000, "d"))
     merge(story, 1, None, None)
     assert "mixture" not in story.statistics.summary()

@@ -89,3 +89,13 @@ def test_a_job_that_has_ended_is_planned_from_its_tape() -> None:
     assert figures["step_s"].value == pytest.approx(0.6)
     assert "2 islands" in figures["step_s"].source
     assert (figures["parameters"].value, figures["parameters"].source) == (1_234, "measured")
+
+
+def test_the_routers_of_a_packages_model_are_those_of_the_tape() -> None:
+    document = {"name": "p", "islands": [{"node_group": "a"}], "budget": {"steps": 9}}
+    spec = parse_job({**document, "model": {"factory": "own:model"}, "synchroniser": {"router_interval_steps": 6}})
+    seen = Observed()
+    assert of_running(spec, [], seen)[1].router_parameters == 0
+    seen.apply(OuterStateSeeded(0.5, 1_234, "digest", 34), ())
+    settings = of_running(spec, [], seen)[1]
+    assert settings.fragment_parameters(1_234) == 1_200 / 7

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.core.vocabulary import Schedule
+from orchestrator.core.vocabulary import Schedule, is_router
 
 ONE_PERIOD = st.builds(Schedule, st.integers(1, 30), st.integers(1, 60), st.none())
 TWO_PERIODS = st.builds(
@@ -75,3 +76,19 @@ def test_the_next_due_point_is_the_first_at_which_the_fragment_is_due(
     point = schedule.next_due(fragment, after)
     assert fragment in schedule.due(point - 1, point)
     assert fragment not in schedule.due(after, point - 1)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "expected"),
+    [
+        ("layers.feedforward.router", True),
+        ("layers.feedforward.router.lora_a", True),
+        ("block/router/kernel", True),
+        ("model.layers.0.block_sparse_moe.gate.weight", True),
+        ("layers.0.mlp.gate.weight", False),  # half of a gated hidden layer has such a name, too
+        ("layers.experts.gate", False),
+        ("route", False),
+    ],
+)
+def test_routers_are_known_by_a_part_of_their_path(tensor: str, expected: bool) -> None:
+    assert is_router(tensor) is expected

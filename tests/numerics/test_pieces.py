@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.errors import DataError
-from orchestrator.parameters.pieces import Piece, cut, is_router, joined, piece_named, taken
+from orchestrator.parameters.pieces import Piece, cut, joined, piece_named, taken
 
 
 @given(st.text(max_size=8), st.none() | st.tuples(st.integers(0, 3), st.integers(0, 99), st.integers(0, 99)))
@@ -14,22 +14,6 @@ def test_a_piece_is_known_by_its_name(tensor, bounds):
     piece = Piece(tensor, bounds)
     if bounds is not None or piece_named(tensor).bounds is None:
         assert piece_named(piece.name) == piece
-
-
-@pytest.mark.parametrize(
-    ("tensor", "expected"),
-    [
-        ("layers.feedforward.router", True),
-        ("layers.feedforward.router.lora_a", True),
-        ("block/router/kernel", True),
-        ("model.layers.0.block_sparse_moe.gate.weight", True),
-        ("layers.0.mlp.gate.weight", False),  # half of a gated hidden layer has such a name, too
-        ("layers.experts.gate", False),
-        ("route", False),
-    ],
-)
-def test_routers_are_known_by_a_part_of_their_path(tensor, expected):
-    assert is_router(tensor) is expected
 
 
 def test_names_are_numpys_notation():

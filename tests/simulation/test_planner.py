@@ -6,6 +6,7 @@ import math
 import os
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -31,6 +32,24 @@ FIGURES = {
     "price": "2.10",
 }
 DEATHS = 300
+
+
+def test_routers_apart_send_their_bits_more_often_and_lose_fewer_steps() -> None:
+    """A tenth of the parameters every 6 steps, the rest every 24: (0.9/24 + 0.1/6)·n parameters a step."""
+    fleet = Fleet(parameters=1e8, islands=4, mtbf_host=3600.0, line=1e10, step_s=2.0)
+    plain = SyncSettings(24, 4, 8, "float32")
+    apart = replace(plain, fragments=9, router_interval_steps=6, router_parameters=1e7)
+    before, after = (planned(fleet, settings).best for settings in (plain, apart))
+    assert before.settings == plain
+    assert after.settings == apart
+    assert before.line_use * 1e10 == pytest.approx(32 * 1e8 / 24 / 2.0)
+    assert after.line_use * 1e10 == pytest.approx(32 * 1e8 * (0.9 / 24 + 0.1 / 6) / 2.0)
+    travels = [(0.03 + 32 * size / 1e10) / 2.0 for size in (1e8 / 8, 0.9e8 / 8)]
+    lost = [steps * 2.0 / 3600.0 for steps in (12.0 + travels[0], (0.9 * 24 + 0.1 * 6) / 2 + travels[1])]
+    goodputs = [goodput_of(fleet, settings)[0] for settings in (plain, apart)]
+    assert goodputs[1] / goodputs[0] == pytest.approx((1 - lost[1]) / (1 - lost[0]))
+    few = replace(apart, router_parameters=2e9)  # of a job whose parameters an option replaced
+    assert planned(fleet, few).best.line_use * 1e10 == pytest.approx(32 * 1e8 / 6 / 2.0)
 
 
 def _drawn(seed: int) -> Fleet:

@@ -10,6 +10,7 @@ import pytest
 from api.simulation import figure
 from orchestrator.core.vocabulary import IslandId, Price
 from orchestrator.errors import DataError, InvalidJobSpec
+from orchestrator.simulation.fit import fit
 from orchestrator.simulation.plan import Fault, FaultKind, WorldPlan, sample_policy
 from orchestrator.simulation.whatif import CHANGED, HAPPENED, UNCHANGED, Settings, WhatIf, apply
 from orchestrator.simulation.world import World
@@ -177,6 +178,14 @@ def test_routers_with_a_period_of_their_own_merge_as_much_more_often(tape):
     summary = what_if(tape, {"router_interval_steps": "8"}).summary()
     merges = summary["columns"]["changed"]["merges_per_fragment"]
     assert merges[-1] == pytest.approx(3 * sum(merges[:-1]) / len(merges[:-1]), rel=0.1)
+
+
+def test_goodput_of_a_simulated_job_counts_routers_by_the_size_that_the_tape_says():
+    plan = WorldPlan((0.05,) * 4, adoption="rebase", parameter_count=1000, router_parameter_count=500)
+    recorded = World(replace(POLICY, router_interval_steps=8), plan, seed=3, checked=False).run()
+    assert recorded.goodput.router_part == 0.5
+    again = fit(recorded.tape).plan
+    assert (again.parameter_count, again.router_parameter_count) == (1000, 500)
 
 
 def test_a_fleets_tape_is_refused_by_name(tape):

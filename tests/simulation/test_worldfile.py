@@ -61,6 +61,8 @@ def test_a_world_with_everything_comes_back_equal(fitted):
         step_samples=((0.05,), (0.06, 0.07), (), (0.08,)),
         bandwidth_bytes_per_s=(1e6, float("inf"), 1e7, 1e8),
         payload_bytes=4096,
+        parameter_count=4_000_000_000,
+        router_parameter_count=40,
         evaluate_alone_s=Empirical((1.0, 2.0)),
         begin_s=Uniform(0.1, 0.2),
         publication_loss=0.25,
