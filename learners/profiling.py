@@ -154,6 +154,11 @@ class Profiler:
             if latest is None or latest.name != profile:
                 if not steps:
                     raise _unknown(profile)
+                if latest is not None and latest.is_active and latest.is_cancelled:
+                    raise Conflict(
+                        detail="The trace that was recorded before is being cancelled.",
+                        remedy="Repeat the command after the island's next step.",
+                    )
                 if latest is not None and latest.is_active:
                     raise Conflict(
                         detail=f"Another trace of this island is being recorded, {latest.steps_taken} of {latest.steps} "
@@ -208,7 +213,7 @@ class Recording:
         self._byte_count: int | None = None
         self._read_at = 0.0
         self._problem = ""
-        self._is_cancelled = False
+        self.is_cancelled = False
         self.is_active = True
         """Until the loop has nothing more to do with it."""
 
@@ -227,7 +232,7 @@ class Recording:
         """Start at the first boundary that a step follows; end after the last step, or if no step follows."""
         entered = monotonic()
         try:
-            if self._is_cancelled:
+            if self.is_cancelled:
                 if self._began is not None:
                     self._write().close()
                     shutil.rmtree(self._folder, ignore_errors=True)
@@ -257,7 +262,7 @@ class Recording:
 
     def cancel(self) -> None:
         """End without a trace: at the next boundary, or now if the trace is complete."""
-        self._is_cancelled = True
+        self.is_cancelled = True
         self.drop(CANCELLED)
 
     def _write(self) -> IO[str]:
@@ -294,7 +299,7 @@ class Recording:
             return
         with self._lock:
             self._zip, self._byte_count, self._read_at = packed, byte_count, monotonic()
-        if self._is_cancelled:  # meanwhile
+        if self.is_cancelled:  # meanwhile
             self.drop(CANCELLED)
             return
         log.info("recorded a trace of %d steps, %d bytes", self.steps_taken, byte_count)

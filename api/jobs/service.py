@@ -56,7 +56,6 @@ from api.schemas import (
     Specification,
 )
 from api.storage.store import DuplicateKey, JobRow, Store
-from orchestrator.actors import CANCEL_PROFILE
 from orchestrator.core import commands
 from orchestrator.core.vocabulary import Incarnation, IslandId, IslandState, Life
 from orchestrator.errors import Conflict, DataError, InfrastructureError, NotFound, in_words
@@ -263,13 +262,13 @@ class Service:
         return island_in(self.job(job), island)
 
     def profile(self, job: str, island: str, profile: str, steps: int | None, caller: str = "") -> Profile:
-        """Begin a trace of the island's inner steps under this name, or with None return how far it is.
+        """Begin a trace of the island's inner steps under this name, with None return how far it is, or with 0 cancel it.
 
-        ``CANCEL_PROFILE`` cancels it. Raises Conflict unless the island trains, and as ``ControlPort.profile`` does.
+        Raises Conflict unless the island trains, and as ``ControlPort.profile`` does.
         """
         row, life = self._life(job, island, is_begun=not steps)
         record = self._control.profile(row.job, life, profile, steps)
-        if steps == CANCEL_PROFILE:
+        if steps == 0:
             logger.info("job %s: the trace of %s is cancelled (by %s)", row.job, island, caller)
         elif steps is not None:
             logger.info("job %s: a trace of %d steps of %s is recorded (asked by %s)", row.job, steps, island, caller)

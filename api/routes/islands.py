@@ -24,7 +24,6 @@ from api.routes.dependencies import (
     versioned,
 )
 from api.schemas import Command, Island, Islands, NodeGroupChange, NodeGroups, Profile
-from orchestrator.actors import CANCEL_PROFILE
 from orchestrator.core import commands
 from orchestrator.core.vocabulary import IslandId
 
@@ -186,7 +185,7 @@ def get_profile(job: str, island: str, profile: Name, service: ServiceHere) -> P
 @router.delete("/{island}/profiles/{profile}")
 def cancel_profile(job: str, island: str, profile: Name, service: ServiceHere, caller: Caller = ANONYMOUS) -> Profile:
     """End a recording at the island's next step, without a trace, or drop a complete trace. Idempotent."""
-    return service.profile(job, island, profile, CANCEL_PROFILE, caller)
+    return service.profile(job, island, profile, 0, caller)
 
 
 @router.get("/{island}/profiles/{profile}/trace", response_class=Stream, responses={200: {"content": {ZIP: {}}}})

@@ -425,7 +425,7 @@ class Rate:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What trainings cost: seconds of one processor like this one, or of a GPU with the assumed figures."""
+    """Says what trainings cost, in seconds of one processor like this one, or of a GPU with the assumed figures."""
 
     tokens: int
     steps: int

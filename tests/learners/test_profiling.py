@@ -122,7 +122,7 @@ def test_a_cancelled_recording_ends_at_the_next_boundary_and_makes_room(
     with pytest.raises(NotFound):
         own.state("other", CANCEL_PROFILE)
     own.state("long", CANCEL_PROFILE)
-    with pytest.raises(Conflict):
+    with pytest.raises(Conflict, match="is being cancelled"):
         own.state("next", 2)
     run(own, 1)
     assert (complete(own, "long")["problem"], list(temporary.iterdir())) == ("It was cancelled.", [])
