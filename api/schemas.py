@@ -344,9 +344,7 @@ class IslandFigures(Answer):
     step_z: float | None
     pull_s: float | None = Field(description="median seconds from the step of a contribution until it arrived")
     pull_z: float | None
-    delivery_s: float | None = Field(
-        description="median seconds from a merge until it adopted the version, less a step"
-    )
+    delivery_s: float | None = Field(description="median seconds from a merge until its adoption, less a step")
     delivery_z: float | None
     waiting_ratio: float = Field(description="the part of its time in training in which it did not step")
     waiting_z: float | None

@@ -136,7 +136,7 @@ class IslandFigures:
 
     @property
     def line_z(self) -> float | None:
-        """How far the slower way of its line is from the others'."""
+        """Return how far the slower way of its line is from the others'."""
         return max((z for z in (self.pull_z, self.delivery_z) if z is not None), default=None)
 
 
@@ -183,7 +183,7 @@ class _Island:
 
 @dataclass(frozen=True, slots=True)
 class _Look:
-    """What one diagnosis is made from. ``total`` is all island time, ``interval_s`` how long H steps usually take.
+    """The facts that one diagnosis is made from. ``total`` is all island time, ``interval_s`` how long H steps usually take.
 
     ``long_merges`` is empty unless they took a good part of the time.
     """

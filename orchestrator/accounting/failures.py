@@ -51,7 +51,7 @@ def is_of_disk(reason: str) -> bool:
 
 
 class Origin(Enum):
-    """How an incarnation failed."""
+    """The way in which an incarnation failed."""
 
     PROCESS = auto()
     """Its process died by itself."""

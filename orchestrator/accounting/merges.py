@@ -291,7 +291,7 @@ VERSIONS_REMEMBERED = 1024
 
 @dataclass(slots=True)
 class MergeTimes:
-    """How long merges take from order to announcement: ``seconds`` has it with the part that writing took, where measured.
+    """The time that merges take from order to announcement: ``seconds`` has it with the part of writing, where measured.
 
     ``ordered`` are the merges under way. ``completed_at`` has the latest versions only.
     """
@@ -310,9 +310,9 @@ class MergeTimes:
 
     def long(self, limit_s: Duration, now: Instant) -> tuple[Sequence[tuple[Duration, Duration]], Duration]:
         """Return the merges that take ``limit_s`` or more, of those that are kept, and how long all such took together."""
-        kept = self.seconds.all()
-        long = [one for one in kept if one[0] >= limit_s > 0.0]
+        points = self.seconds.all()
+        long = [one for one in points if one[0] >= limit_s > 0.0]
         under_way = [(now - at, 0.0) for at in self.ordered.values() if now - at >= limit_s > 0.0]
-        of_all = self.seconds.count / len(kept) if kept else 1.0
+        of_all = self.seconds.count / len(points) if points else 1.0
         together = of_all * fsum(took for took, _ in long) + fsum(took for took, _ in under_way)
         return (*long, *under_way), together

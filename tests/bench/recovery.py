@@ -19,7 +19,7 @@ from typing import Any
 from api.client import Client
 from api.installation.home import CONFIGS
 from api.installation.up import Installation
-from orchestrator.accounting.failures import PARTS
+from orchestrator.accounting.island_time import PARTS
 from orchestrator.accounting.statistics import Statistics
 from orchestrator.specification.config import read_job_document
 from orchestrator.tape.storage import read_tape
