@@ -270,7 +270,7 @@ class Cause(StrEnum):
     OVERWRITTEN = "work that adopted versions overwrote", "Adopt by `rebase`, which keeps own work, or use a smaller H."
     LATE_WORK = (
         "work that came too late",
-        "Lengthen the grace window (`atoll set JOB grace=…`) or allow more staleness.",
+        "Lengthen the grace window (`atoll set JOB grace=…`). If no slack is left to wait in, set `grace_floor_steps`.",
     )
     UNUSABLE_WORK = "unusable contributions", "Read the island's log; values that are not finite mean a too high rate."
     HUNG_STEP = "a hung or stopped process", "Look at the island's machine; its log names the step that hung."
