@@ -19,21 +19,27 @@ synchroniser above half of the time, is not advised. A setting moves by at most 
 
 No advice is given on a tape whose own figures the fitted world does not give back: what was not understood is not improved.
 They are compared from the latest change of a setting on, because the world has the settings of now all the time.
+
+A change that it has made is judged by the tape alone: if the job merges fewer tokens a second with it than it did before, it
+is undone, and neither its value nor one beyond is advised again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from math import fsum, inf, sqrt
 from random import Random
 from typing import Any, Literal
 
 from orchestrator.accounting.goodput import Goodput
 from orchestrator.accounting.series import policy_after
+from orchestrator.accounting.statistics import Statistics
 from orchestrator.core import commands
 from orchestrator.core import events as e
 from orchestrator.core.vocabulary import Duration, Instant, IslandId, JobPolicy
+from orchestrator.simulation.distributions import Empirical
 from orchestrator.simulation.fit import FittedWorld, fit, job_header
 from orchestrator.simulation.plan import ENDLESS_TOKENS, Fault, FaultKind, IncarnationStart, Latency, Pace, WorldPlan
 from orchestrator.simulation.world import World
@@ -58,7 +64,11 @@ FIT_ERROR_MAX = 0.1
 """The fitted world must give the tape's merged tokens this well."""
 CONTRIBUTORS_MIN = 0.95
 """Islands in a merge must not become fewer than this part of what they are."""
-BUSY_MAX = 0.5
+BUSY_MAX, BUSY_QUANTILE = 0.5, 0.9
+"""Of the time that a fragment takes: the slowest of ten islands must keep up, too."""
+UNDO_LOSS_MIN = 0.01
+"""A change with which the job merges this much less is undone. Chance undoes a small gain now and then, which costs no more
+than that."""
 INTERVAL_FACTORS, GRACE_FACTORS = (0.5, 0.75, 1.5, 2.0), (0.5, 2.0)
 CAUSE_MIN = 0.003
 """A cause of badput whose part of the time changes by less is not named as the reason."""
@@ -93,6 +103,8 @@ class Effect:
 @dataclass(frozen=True, slots=True)
 class Advice:
     """One change and its simulated effect. ``gain_ratio`` is that of the objective, ``error_ratio`` its standard error.
+
+    Of a change that undoes another, ``now`` and ``then`` are recorded, not simulated: with that change, and before it.
 
     ``held_by`` says why the autopilot may not make the change: no command changes the setting of a running job, the user set
     no bounds for it, or an operator has changed it. It is empty if it may.
@@ -153,6 +165,17 @@ class _Stretch:
 
 
 @dataclass(frozen=True, slots=True)
+class _Change:
+    """A change of one setting on the tape, by this caller."""
+
+    at: Instant
+    setting: Setting
+    before: float
+    after: float
+    caller: str
+
+
+@dataclass(frozen=True, slots=True)
 class _Run:
     """The figures of one simulated stretch. ``tokens_as_set`` are merged in a second from ``as_set_since`` on."""
 
@@ -171,7 +194,9 @@ class Pilot:
         """Raises DataError if no world fits the tape."""
         self._limits, self._gain_min, self._seed = limits or Limits(), gain_min, seed
         self._fitted = fit(tape)
-        self._policy, self._changers, self._changed_at = _as_set(tape)
+        self._policy, self._changes = _as_set(tape)
+        self._changers = {change.setting: change.caller for change in self._changes}
+        self._changed_at = self._changes[-1].at if self._changes else 0.0
         self._record = tape.records[-1].n if tape.records else 0
         self._at = max((event.at for event, _ in job_steps(tape)), default=0.0)
         usual = sorted(self._fitted.plan.step_s)[len(self._fitted.plan.step_s) // 2]
@@ -193,7 +218,9 @@ class Pilot:
                 f"the job has trained for less than {INTERVALS_MIN} intervals of H since a setting was changed; more of "
                 "it is needed"
             )
-        happened = _happened(self._tape, as_set_since)
+        if (undo := self._undo()) is not None:
+            return undo
+        happened = _recorded(self._tape, as_set_since, self._at).tokens_per_second
         plan = _recent(self._fitted.plan, begins)
         stretch = _Stretch(self._policy, plan, since - begins, as_set_since - begins, self._at - begins)
         chosen_on = range(self._seed, self._seed + SEEDS_TO_CHOOSE)
@@ -253,6 +280,36 @@ class Pilot:
         advice = Advice(setting, before, value, gain, deviation, *effects, reason, self._held(setting))
         return self._report(reason, error, tried, advice)
 
+    def _undo(self) -> Report | None:
+        """Return advice to take the autopilot's latest change back, if the job merges less with it."""
+        latest = self._changes[-1] if self._changes else None
+        if latest is None or latest.caller != AUTOPILOT or latest.before == inf:
+            return None
+        (least, most), setting = self._limits.of(latest.setting), latest.setting
+        value = min(max(latest.before, least), most)
+        longest = max(latest.before, latest.after) / latest.after if setting == "interval_steps" else 1.0
+        settles = 2.0 * longest * self._interval_s
+        earlier = max((change.at for change in self._changes if change.at < latest.at), default=0.0)
+        since = (earlier or _longest(self._fitted.plan)) + settles
+        if value == latest.after or self._is_undone(setting, value) or latest.at - since < settles:
+            return None
+        now, then = _recorded(self._tape, latest.at + settles, self._at), _recorded(self._tape, since, latest.at)
+        if not 0.0 < now.tokens_per_second < (1.0 - UNDO_LOSS_MIN) * then.tokens_per_second:
+            return None
+        reason = (
+            f"{setting} {_short(latest.after)} back to {_short(value)}: the job merged {now.tokens_per_second:,.0f} tokens "
+            f"a second since the change, and {then.tokens_per_second:,.0f} before it"
+        )
+        gain, effects = then.tokens_per_second / now.tokens_per_second - 1.0, (_effect([now]), _effect([then]))
+        advice = Advice(setting, latest.after, value, gain, 0.0, *effects, reason, self._held(setting))
+        return self._report(reason, advice=advice)
+
+    def _is_undone(self, setting: Setting, value: float) -> bool:
+        """Return whether the autopilot has taken back a change to this value, or to one that is less far away."""
+        own = [change for change in self._changes if change.setting == setting and change.caller == AUTOPILOT]
+        turns = [a for a, b in pairwise(own) if (a.after - a.before) * (b.after - b.before) < 0.0]
+        return any((a.after - a.before) * (value - a.after) >= 0.0 for a in turns)
+
     def _held(self, setting: Setting) -> str:
         if setting == "standbys":
             return "no command changes the standbys of a running job: give `standby` in the next specification"
@@ -297,7 +354,9 @@ class Pilot:
                 values = [before + 1.0]
             for value in sorted({min(max(value, least), most) for value in values}):
                 heavier = setting == "interval_steps" and value < before and busy * before / value > BUSY_MAX
-                if value != before and not heavier and _is_small(setting, before, value):
+                if value == before or self._is_undone(setting, value):
+                    continue
+                if not heavier and _is_small(setting, before, value):
                     yield setting, value
 
 
@@ -419,36 +478,43 @@ def _recent(plan: WorldPlan, begins: Instant) -> WorldPlan:
     )
 
 
-def _happened(tape: Tape, since: Instant) -> float:
-    """Return the tokens that the job merged a second from ``since`` on."""
-    goodput = Goodput(job_header(tape).policy)
-    before: float | None = None
+def _recorded(tape: Tape, since: Instant, until: Instant) -> _Run:
+    """Return the figures that the tape itself has of this time."""
+    header = job_header(tape)
+    goodput, statistics = Goodput(header.policy), Statistics(header.policy)
+    before: tuple[Mapping[str, Any], Mapping[str, Any]] | None = None
     for event, effects in job_steps(tape):
         if before is None and event.at >= since:
-            before = goodput.summary()["tokens"]["merged"]
+            before = goodput.summary(since), statistics.summary()
+        if event.at > until:
+            break
         goodput.apply(event, effects)
-    merged: float = goodput.summary()["tokens"]["merged"]
-    return (merged - (before or 0.0)) / (goodput.at - since) if goodput.at > since else 0.0
+        statistics.apply(event, effects)
+    after = goodput.summary(until), statistics.summary()
+    stretch = _Stretch(header.policy, WorldPlan(()), since, since, until)
+    return _between(*(before or after), *after, 0.0, 1, stretch)
 
 
-def _as_set(tape: Tape) -> tuple[JobPolicy, dict[str, str], Instant]:
-    """Return the policy with the settings that the job has now, who changed each last, and when one was changed last."""
-    policy, changers, changed_at = job_header(tape).policy, dict[str, str](), 0.0
+def _as_set(tape: Tape) -> tuple[JobPolicy, tuple[_Change, ...]]:
+    """Return the policy with the settings that the job has now, and all changes of them."""
+    policy, changes = job_header(tape).policy, list[_Change]()
     for event, effects in job_steps(tape):
         after = policy_after(policy, event, effects)
         if after is policy or not isinstance(event, e.CommandRequested):
             continue
         request = event.request
         assert isinstance(request, commands.Set)
-        named = {
+        named: dict[Setting, float | None] = {
             "interval_steps": request.sync_interval_steps,
             "quorum": request.quorum,
             "grace": request.grace_cap_steps,
         }
-        changed = {name: event.caller for name, value in named.items() if value is not None}
-        changers |= changed
-        policy, changed_at = after, event.at if changed else changed_at
-    return policy, changers, changed_at
+        for setting, value in named.items():
+            if value is not None:
+                own = _value_of(policy, setting), _value_of(after, setting)
+                changes.append(_Change(event.at, setting, *own, event.caller))
+        policy = after
+    return policy, tuple(changes)
 
 
 # ── helpers ───────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -477,11 +543,18 @@ def _busy(stretch: _Stretch, interval_s: Duration) -> float:
     """Return the part of the time that a line, or the synchroniser, is busy with this job's fragments."""
     schedule = stretch.policy.schedule
     slot_s = interval_s / (schedule.shared_count + schedule.interval_steps / (schedule.router_interval_steps or inf))
-    return max(_usual(stretch.plan.pull_s), _usual(stretch.plan.merge_s)) / slot_s if slot_s else inf
+    return max(_usual(stretch.plan.merge_s), _slow(stretch.plan.pull_s)) / slot_s if slot_s else inf
 
 
 def _usual(latency: Latency) -> Duration:
     return fsum(latency) / 2.0 if isinstance(latency, tuple) else latency.mean
+
+
+def _slow(latency: Latency) -> Duration:
+    """Return a time that few exceed: the islands' lines differ, and one distribution has the times of all."""
+    if isinstance(latency, Empirical):
+        return sorted(latency.samples)[int(BUSY_QUANTILE * len(latency.samples))]
+    return max(latency) if isinstance(latency, tuple) else latency.mean
 
 
 def _mean(values: list[float]) -> float:

@@ -11,6 +11,7 @@ from orchestrator.core.commands import Set
 from orchestrator.core.vocabulary import CommandId
 from orchestrator.simulation import autopilot
 from orchestrator.simulation.autopilot import AUTOPILOT, Limits, Pilot, command_for
+from orchestrator.simulation.distributions import Empirical
 from orchestrator.simulation.fit import fit
 from orchestrator.simulation.world import World
 from orchestrator.tape.codec import decode_command, encode_command
@@ -83,6 +84,44 @@ def test_a_setting_that_an_operator_has_changed_is_left_alone() -> None:
     assert advice is not None
     assert (advice.setting, advice.before) == ("interval_steps", 26.0)
     assert advice.held_by == "ada has set interval_steps, and the autopilot leaves that alone"
+
+
+def test_its_own_change_is_undone_if_the_job_merges_less_with_it_and_is_not_made_again() -> None:
+    until = 170.0 + 16 * 24.0 + 10.0
+    world = PREEMPTED.world(PREEMPTED.policy(), 7001, 2.0 * until).run(170.0)
+
+    def change(interval: float) -> None:
+        request = command_for("interval_steps", interval, "it seemed better")
+        assert request is not None
+        world.tell(e.CommandRequested(world.now, CommandId(f"c{interval:g}"), AUTOPILOT, request))
+
+    change(48.0)
+    report = Pilot(world.resume(until).tape, EVERYTHING).look()
+    advice = report.advice
+    assert advice is not None
+    assert (advice.setting, advice.before, advice.after, advice.held_by) == ("interval_steps", 48.0, 24.0, "")
+    assert advice.then.tokens_per_second > 1.01 * advice.now.tokens_per_second
+    assert "interval_steps 48 back to 24: the job merged" in report.outcome
+    held = Pilot(world.tape, Limits({"grace": (1.0, 6.0)})).look().advice
+    assert held is not None
+    assert held.held_by == "autopilot.bounds has no range for interval_steps"
+    assert not Pilot(world.tape, EVERYTHING)._is_undone("interval_steps", 48.0)
+
+    change(24.0)
+    own = Pilot(world.resume(until + 170.0).tape, EVERYTHING)
+    assert [value for value in (12.0, 36.0, 47.0, 48.0, 96.0) if own._is_undone("interval_steps", value)] == [
+        48.0,
+        96.0,
+    ]
+    assert not own._is_undone("quorum", 48.0)
+    assert own.look().advice is None or own.look().outcome.startswith("interval_steps 24 to 12")
+
+
+def test_the_line_of_the_slowest_of_ten_islands_must_keep_up() -> None:
+    slowest = Empirical((0.05,) * 8 + (0.9,) * 2)
+    assert autopilot._slow(slowest) == 0.9
+    assert autopilot._slow((0.1, 0.3)) == 0.3
+    assert autopilot._slow(Empirical((0.05,) * 100 + (0.9,))) == 0.05
 
 
 def test_a_young_job_and_a_world_that_does_not_give_back_its_tape_get_no_advice(
