@@ -128,7 +128,8 @@ def test_a_signal_leaves_nothing_behind(number: signal.Signals, tmp_path: Path) 
         "    whole.mkdir(); print('begun', flush=True); signal.pause()\n"
     )
     target = tmp_path / "new" / "trace"
-    process = subprocess.Popen([sys.executable, "-c", program, str(target)], stdout=subprocess.PIPE, text=True)
+    command = [sys.executable, "-c", program, str(target)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, preexec_fn=interruptible)
     assert process.stdout is not None
     assert process.stdout.readline() == "begun\n"
     assert len(list(tmp_path.iterdir())) == 1
