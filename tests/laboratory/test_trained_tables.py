@@ -78,6 +78,7 @@ def test_a_folder_that_cannot_be_written_is_refused_before_anything_is_trained(
     tmp_path: Path, monkeypatch, capsys
 ) -> None:
     monkeypatch.setattr(trained_tables, "measured_rate", lambda: pytest.fail("it measures first"))
+    monkeypatch.setenv("COLUMNS", "500")  # so that no path is broken
     (tmp_path / "runs.jsonl").mkdir()
     assert trained_tables.main(["quality", "--into", str(tmp_path)]) == 2
     assert "runs.jsonl cannot be read or written: Is a directory" in " ".join(capsys.readouterr().err.split())
