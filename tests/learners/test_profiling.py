@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
 import zipfile
 from io import BytesIO
@@ -219,7 +220,7 @@ def test_an_island_that_builds_its_model_says_so(tmp_path: Path, monkeypatch: py
     from learners.island import Island  # here, because it imports Ray
 
     monkeypatch.setattr(logbook, "keep", lambda book: None)  # it would redirect the output of this process
-    building = Island(IslandId("asia"), {}, logbook.island_logbook(tmp_path, "asia", 1), 60.0)
+    building = Island(IslandId("asia"), {}, logbook.island_logbook(tmp_path, "asia", 1), math.inf)
     for steps in (2, None):
         with pytest.raises(Conflict, match=r"Island asia builds its model\. Try again once it trains"):
             building.profile("short", steps)
