@@ -164,14 +164,13 @@ def _origin(event: e.Event, effects: tuple[f.Effect, ...], reason: str) -> Origi
     """Return how the incarnation failed that ends with this event."""
     if any(isinstance(effect, f.QuarantineIsland) for effect in effects):
         return Origin.QUARANTINE
+    is_raised = reason.startswith("its own code failed")
     match event:
         case e.PlacementFailed():
             return Origin.PLACEMENT
-        case e.ConnectionLost() if reason.startswith("its own code failed") and is_of_disk(reason):
+        case e.ConnectionLost() if is_raised and is_of_disk(reason):
             return Origin.DISK
-        case e.ConnectionLost(extent=extent) if extent is not FailureExtent.INCARNATION or reason.startswith(
-            "its own code failed"
-        ):
+        case e.ConnectionLost(extent=extent) if is_raised or extent is not FailureExtent.INCARNATION:
             return Origin.CODE
         case e.IslandReported(report=Overdue()):
             return Origin.HUNG
