@@ -58,6 +58,23 @@ STALENESS_BOUNDS = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0)
 PEER, SYNCHRONISER, LEFT = "peer", "synchroniser", "left state"
 
 
+class Pulls:
+    """Tells whether the bytes of a contribution travelled: they do not where it is refused for its age alone.
+
+    Those that come are measured. On tapes of builds that measured nothing, and of simulations, all of them came.
+    """
+
+    def __init__(self) -> None:
+        self._measures = False
+
+    def had_bytes(self, event: e.ContributionArrived | e.ContributionUnusable) -> bool:
+        """Return whether they did. Events must be given in their order."""
+        if isinstance(event, e.ContributionUnusable):
+            return True
+        self._measures = self._measures or event.displacement is not None
+        return event.displacement is not None or not self._measures
+
+
 class Traffic:
     """The fold."""
 
@@ -73,6 +90,7 @@ class Traffic:
     _quarantines: Counter[IslandId]
 
     def __init__(self, policy: JobPolicy) -> None:
+        self._pulls = Pulls()
         self._up = [0] * policy.fragment_count
         self._down = [0] * policy.fragment_count
         self._admitted = Counter()
@@ -86,7 +104,7 @@ class Traffic:
 
     def apply(self, event: e.Event, effects: tuple[f.Effect, ...]) -> None:
         if isinstance(event, (e.ContributionArrived, e.ContributionUnusable)):
-            if 0 <= event.contribution.fragment < len(self._up):
+            if self._pulls.had_bytes(event) and 0 <= event.contribution.fragment < len(self._up):
                 self._up[event.contribution.fragment] += 1
         elif isinstance(event, e.IslandReported):
             self._reported(event.report)

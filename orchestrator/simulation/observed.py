@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from math import inf
 
 from orchestrator.accounting.series import median
+from orchestrator.accounting.statistics import Pulls
 from orchestrator.core import commands
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
@@ -107,7 +108,7 @@ class Observed:
         self.keeps_work = False
         self._last_reports: dict[LifeId, tuple[Instant, int]] = {}
         self._payloads: set[PayloadId] = set()
-        self._measures = False
+        self._pulled = Pulls()
         """Whether contributions whose bytes were pulled have a displacement: not on older tapes."""
         self._merging: dict[tuple[FragmentId, Version], Instant] = {}
         self._evaluating: dict[int, Instant] = {}
@@ -257,9 +258,7 @@ class Observed:
         self._settle_gap(key, c.tokens_total)
         self.arrived += isinstance(event, e.ContributionArrived)
         self.unusable += isinstance(event, e.ContributionUnusable)
-        measured = isinstance(event, e.ContributionArrived) and event.displacement is not None
-        self._measures = self._measures or measured
-        if self._together(key, c.tokens_total) and (measured or not self._measures):  # otherwise no bytes were pulled
+        if self._pulled.had_bytes(event) and self._together(key, c.tokens_total):
             self.pulls.append(event.at - self._last_reports[key][0])
         self._last_reports[key] = (event.at, c.tokens_total)
 

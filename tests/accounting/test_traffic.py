@@ -35,6 +35,15 @@ def test_payloads_are_counted_each_way_and_by_fragment():
     assert (traffic(story)["admitted"], traffic(story)["refused"]) == ({"east": 1}, {"west": 1})
 
 
+def test_a_contribution_that_was_refused_without_its_bytes_did_not_travel():
+    story = Dictation().train_from(0.0)
+    first, late = story.contribution(10, total=10), story.contribution(10, total=20, offer=2)
+    story.tell(e.ContributionArrived(1.0, first, 0.5), f.AdmitContribution(first, 1))
+    story.refuse(2.0, late, RefusalReason.LATE)
+    assert traffic(story)["payloads_up"] == [1, 0]
+    assert traffic(story)["refused"] == {"east": 1}
+
+
 def test_bytes_that_cannot_be_merged_travelled_all_the_same():
     story = Dictation().train_from(0.0)
     c = story.contribution(0, total=0)

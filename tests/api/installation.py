@@ -15,12 +15,23 @@ from api.client import Client
 from api.installation.home import Home
 from orchestrator.system import signals
 from tests import forked
-from tests.waiting import PATIENCE_S
+from tests.waiting import PATIENCE_S, once_answered
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 CONTROL = "tests.api.clockwork:connect"
 JOBS_MAX = 400
 """So that no test waits for the jobs of another; the queue's own tests give theirs."""
+
+
+class PatientClient(Client):
+    """Reads again what a synchroniser did not answer in time, as a user does who is told so."""
+
+    def _request(self, method: str, path: str, **options: Any) -> httpx.Response:
+        if method != "GET":
+            return super()._request(method, path, **options)
+        return once_answered(
+            lambda: super(PatientClient, self)._request(method, path, **options), "has not answered for"
+        )
 
 
 class Installation:
@@ -51,7 +62,7 @@ class Installation:
 
     def client(self) -> Client:
         """The typed client, with the installation's own token: an admin's, named ``local``."""
-        return Client.at(self.home.path)
+        return PatientClient.at(self.home.path)
 
     def http(self, token: str | None = None) -> httpx.Client:
         """Plain HTTP, with this token or the installation's own; none at all with the empty one."""

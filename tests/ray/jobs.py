@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import os
 import signal
-import time
 import uuid
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import psutil
 import pytest
@@ -20,7 +19,7 @@ from orchestrator.core import effects, events
 from orchestrator.core.commands import Command
 from orchestrator.core.messages import CaughtUp, Progress
 from orchestrator.core.saving import FragmentRestored, FromJournal, JobResumed, JobSalvaged
-from orchestrator.errors import AtollError, DataError, InfrastructureError, NotFound
+from orchestrator.errors import AtollError, DataError, NotFound
 from orchestrator.runtime import cluster
 from orchestrator.runtime.clusterfile import ClusterFile
 from orchestrator.runtime.control_port import RayControlPort
@@ -31,7 +30,7 @@ from orchestrator.tape.replay import replay
 from orchestrator.tape.schema import CONTINUATION_BYTES, Record, continuation_at, decode_line
 from orchestrator.tape.storage import read_tape
 from tests.harness.reports import of_kind
-from tests.waiting import PATIENCE_S, wait_until
+from tests.waiting import PATIENCE_S, once_answered, wait_until
 
 STEP_S = 0.05
 PAUSE_S = 0.2
@@ -110,7 +109,7 @@ class Job:
 
     def status(self) -> dict[str, Any]:
         """Live while it runs, else from its folder. A synchroniser that does not answer in time is asked again."""
-        self.last = _once_answered(self.seen)
+        self.last = once_answered(self.seen)
         return self.last
 
     def seen(self) -> dict[str, Any]:
@@ -206,7 +205,7 @@ class Job:
     def command(self, request: Command) -> str:
         """Its id, by which the job knows it if it has to be handed over twice."""
         name = uuid.uuid4().hex
-        _once_answered(lambda: self.port.submit(self.id, name, "test", request))
+        once_answered(lambda: self.port.submit(self.id, name, "test", request))
         return name
 
     def answer(self, command: str) -> dict[str, Any]:
@@ -218,21 +217,6 @@ class Job:
 
         answered: dict[str, Any] = self.wait_until(known, "the answer to a command")
         return answered
-
-
-Answer = TypeVar("Answer")
-
-
-def _once_answered(ask: Callable[[], Answer]) -> Answer:
-    """Ask again while nobody answers in time: any process of a busy machine may stand still for longer than that."""
-    deadline = time.monotonic() + PATIENCE_S
-    while True:
-        try:
-            return ask()
-        except InfrastructureError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(PAUSE_S)
 
 
 def pid_of(actor_class: str, home: Path) -> int | None:

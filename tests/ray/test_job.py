@@ -62,7 +62,8 @@ def test_bytes_are_counted_as_they_were_carried_and_four_bits_both_ways_are_few(
         sum(4 * size * count for size, count in zip(sizes, traffic[f"payloads_{way}"], strict=True))
         for way in ("up", "down")
     ]
-    assert sum(line["up_payloads"] for line in lines) == sum(traffic["payloads_up"])
+    unheard = sum(line["up_payloads"] for line in lines) - sum(traffic["payloads_up"])
+    assert 0 <= unheard <= len(lines), "of each island one may have come as the job ended"
     assert 0.125 * float32[0] < up < 0.25 * float32[0], "four bits, their scales, and the first one whole perhaps"
     assert 0 < down < 0.25 * float32[1]
     assert all(line["up_busy_seconds"] > 0 and line["down_busy_seconds"] > 0 for line in lines)
