@@ -60,6 +60,7 @@ from orchestrator.accounting.ledger import (
 )
 from orchestrator.accounting.merges import MergeTimes
 from orchestrator.accounting.series import Series, distances, median
+from orchestrator.accounting.statistics import Pulls
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
 from orchestrator.core.faults import Kind as FaultKind
@@ -157,10 +158,12 @@ class Diagnosis:
 class _Island:
     """The facts about one island. ``reached`` are its latest (step, instant) by its reports.
 
-    ``step_count`` is of all incarnations, ``counted`` the latest of them with its own count. ``held_s`` is how long its loop
-    waited for checkpoints, and ``gaps_s`` how long it waited between steps at most, by the longest gap of each report.
+    ``offer_count`` is of all its contributions, ``pulls`` how long those with bytes took. ``step_count`` is of all
+    incarnations, ``counted`` the latest of them with its own count. ``held_s`` is how long its loop waited for checkpoints,
+    and ``gaps_s`` how long it waited between steps at most, by the longest gap of each report.
     """
 
+    offer_count: int = 0
     step_count: int = 0
     counted: tuple[Incarnation, int] = (NO_INCARNATION, 0)
     held_s: Duration = 0.0
@@ -198,12 +201,10 @@ class _Look:
 
     def beside(self, island: str, figure: str) -> tuple[str, str]:
         """Return this figure of an island and the median of the others', in words."""
-        own, others = getattr(self.figures[IslandId(island)], figure), []
-        for one in self.figures.values():
-            if one.island != island and (value := getattr(one, figure)) is not None:
-                others.append(value)
+        own = getattr(self.figures[IslandId(island)], figure)
+        values = (getattr(one, figure) for one in self.figures.values() if one.island != island)
         in_words = percent if figure.endswith("_ratio") else seconds
-        return in_words(own), in_words(median(others))
+        return in_words(own), in_words(median([value for value in values if value is not None]))
 
 
 class Diagnostician:
@@ -217,11 +218,10 @@ class Diagnostician:
         self._islands = {plan.island: _Island() for plan in policy.islands}
         self._merged_at: Instant | None = None
         self._intervals: Series[Duration] = Series(256)
-        self._merges = MergeTimes()
+        self._merges, self._pulls = MergeTimes(), Pulls()
         self._short_s: Duration = 0.0
         """How long fewer islands trained than the quorum, after the first merge and before the islands' last work."""
-        self._flushing = False
-        self._last_record = 0
+        self._flushing, self._last_record = False, 0
         self._end: tuple[int, str, str] | None = None
 
     def apply(self, number: int, event: e.Event, effects: tuple[f.Effect, ...]) -> None:
@@ -262,8 +262,10 @@ class Diagnostician:
         elif isinstance(event, (e.ContributionArrived, e.ContributionUnusable)):
             own = self._islands.get(event.contribution.island)
             if own is not None:
-                when = next((at for step, at in own.reached if step >= event.contribution.step), event.at)
-                own.pulls.add(max(0.0, event.at - when))
+                own.offer_count += 1
+                if self._pulls.had_bytes(event):
+                    when = next((at for step, at in own.reached if step >= event.contribution.step), event.at)
+                    own.pulls.add(max(0.0, event.at - when))
         elif isinstance(event, (e.IslandReported, e.FaultInjected, e.ConnectionLost)):
             if (own := self._islands.get(event.island)) is None:
                 return
@@ -411,7 +413,7 @@ class Diagnostician:
         much = {i for i, spent in unmerged.items() if spent > UNMERGED_INTERVALS_MIN * look.interval_s > 0.0}
         if look.long_merges:
             return {i: ((Cause.SLOW_MERGES, ""), max(0.0, opened[i] - look.interval_s)) for i in much}
-        usual, arrivals = median([0.0, *opened.values()]), {i: self._islands[i].pulls.count for i in islands}
+        usual, arrivals = median([0.0, *opened.values()]), {i: self._islands[i].offer_count for i in islands}
         result = {}
         for island, z in distances(unmerged, look.interval_s).items():
             few = 2 * arrivals[island] < median([arrivals[other] for other in islands if other != island])
@@ -498,8 +500,7 @@ class Diagnostician:
         )
 
     def _lacks_quorum(self) -> bool:
-        training = self._failures.lifecycle.training_count
-        return training < self._goodput.policy.quorum_of(training)
+        return (training := self._failures.lifecycle.training_count) < self._goodput.policy.quorum_of(training)
 
     def _state(self, island: IslandId) -> str:
         return self._failures.lifecycle.lives[island].state
@@ -544,8 +545,8 @@ class Diagnostician:
                 of_journal = f", {seconds(written)} of it in the journal" if written else ""
                 return f"merges take {seconds(took)}{of_journal}, where {seconds(look.interval_s)} are H steps", ()
             case Cause.NOT_ARRIVING if own is not None:
-                others = median([x.pulls.count for i, x in self._islands.items() if i != subject])
-                return f"{own.pulls.count} contributions of {subject} arrived, of others {others:g}", (own.progress,)
+                others = median([x.offer_count for i, x in self._islands.items() if i != subject])
+                return f"{own.offer_count} contributions of {subject} arrived, of others {others:g}", (own.progress,)
             case Cause.STRAGGLER if own is not None:
                 mean, usual = look.beside(subject, "step_s")
                 return f"{subject} takes {mean} a step where the others take {usual}", (own.progress,)

@@ -16,9 +16,20 @@ from orchestrator.accounting.diagnosis import (
 from orchestrator.accounting.failures import Cause
 from orchestrator.accounting.series import DecayingCounts, distances
 from orchestrator.core import commands as c
+from orchestrator.core import effects as f
 from orchestrator.core import events as e
-from orchestrator.core.messages import Overdue
-from orchestrator.core.vocabulary import FailureExtent, IslandId, IslandTimer, IslandTimerKind, JobPolicy, StepLimits
+from orchestrator.core.messages import Overdue, Progress
+from orchestrator.core.vocabulary import (
+    Contribution,
+    FailureExtent,
+    IslandId,
+    IslandTimer,
+    IslandTimerKind,
+    JobPolicy,
+    RefusalReason,
+    StepLimits,
+    payload_id,
+)
 from orchestrator.simulation.links import Links
 from orchestrator.simulation.plan import Fault, FaultKind, Pace, WorldPlan, sample_policy
 from orchestrator.simulation.world import World
@@ -76,6 +87,29 @@ def test_a_thin_line_is_named_by_how_long_contributions_travel():
     assert 0 < len(diagnosis.cause.records) <= RECORDS_SHOWN
     for number in diagnosis.cause.records:
         assert by_number[number].event.contribution.island == "asia"
+
+
+def test_a_thin_line_is_named_though_most_of_its_offers_come_without_bytes():
+    """What is refused for its age is not pulled, so it is known at once, and says nothing about the line."""
+    _, records = diagnosis_of(bandwidth_bytes_per_s=(1e9, 1e9, 1e9, 2e5), payload_bytes=400_000)
+    fold, offered = Diagnostician(sample_policy(4, steps=400)), 0
+    for record in records:
+        fold.apply(record.n, record.event, record.effects)
+        if not isinstance(record.event, e.IslandReported) or record.event.island != ASIA:
+            continue
+        if isinstance(report := record.event.report, Progress):
+            offered += 1
+            name = payload_id(ASIA, record.event.incarnation, 0, 1000 + offered)
+            known = (report.step, 0, 1, 0, report.tokens_total)
+            c = Contribution(name, ASIA, record.event.incarnation, 0, 1000 + offered, *known)
+            refusal = f.RefuseContribution(c, RefusalReason.STALE_BASE, "why")
+            for _ in range(4):
+                fold.apply(record.n, e.ContributionArrived(record.event.at, c), (refusal,))
+    cause = fold.diagnosis().cause
+    assert offered > 20
+    assert cause is not None
+    assert (cause.cause, cause.subject) == (Cause.THIN_LINE, "asia")
+    assert "contributions of asia travel" in cause.statement
 
 
 def test_a_lost_connection_is_named_with_the_record_at_which_it_was_lost():
