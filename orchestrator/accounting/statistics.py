@@ -64,6 +64,8 @@ class Pulls:
     Those that come are measured. On tapes of builds that measured nothing, and of simulations, all of them came.
     """
 
+    _measures: bool
+
     def __init__(self) -> None:
         self._measures = False
 
@@ -78,6 +80,7 @@ class Pulls:
 class Traffic:
     """The fold."""
 
+    _pulls: Pulls
     _up: list[int]
     _down: list[int]
     _admitted: Counter[IslandId]
