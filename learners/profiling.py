@@ -31,7 +31,8 @@ from time import monotonic
 from typing import IO, Any, Protocol
 
 from learners.contract import Trainer
-from orchestrator.actors import CANCEL_PROFILE, ProfileRecord
+from orchestrator.actors import ProfileRecord
+from orchestrator.core.commands import CANCEL_PROFILE
 from orchestrator.errors import Conflict, NotFound, in_words, is_interrupt
 
 log = logging.getLogger(__name__)

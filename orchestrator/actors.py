@@ -110,10 +110,6 @@ class SavedPlace:
     synchroniser: str
 
 
-CANCEL_PROFILE = 0
-"""In place of a number of steps, it ends the recording of this name without a trace. Earlier builds ignore it."""
-
-
 class ProfileRecord(TypedDict):
     """Says how far a trace of an island's steps is. It is complete once ``byte_count``, its size as a zip, is a number.
 

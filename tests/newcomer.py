@@ -12,6 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from api.client import Client
 from api.installation.home import DATABASE_VARIABLE, DEFAULT_HOME, TOKEN_VARIABLE, Home
 from tests import forked
 from tests.documents import ROOT
@@ -81,6 +82,13 @@ class Newcomer:
     def fork_commands(self) -> None:
         """From here on `atoll` costs a tenth."""
         self.type(forked.shell_function())
+
+    def cancel_jobs(self) -> None:
+        """Ask every job that has not ended to end."""
+        with Client.at(self.home.path) as client:
+            for one in client.jobs():
+                if not one.state.final:
+                    client.cancel(one.job)
 
     def leave(self) -> None:
         """Nothing is left running, whatever happened."""

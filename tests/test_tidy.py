@@ -133,7 +133,7 @@ MAY_IMPORT = {
             jax learners orchestrator.actors orchestrator.channel.endpoint orchestrator.checkpoints
             orchestrator.core orchestrator.errors orchestrator.replica orchestrator.system
         """,
-        "learners.profiling": "jax learners orchestrator.actors orchestrator.errors torch",
+        "learners.profiling": "jax learners orchestrator.actors orchestrator.core orchestrator.errors torch",
         "learners.carried_parts": """
             learners orchestrator.actors orchestrator.channel orchestrator.checkpoints orchestrator.core
             orchestrator.errors orchestrator.system

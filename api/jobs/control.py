@@ -135,7 +135,7 @@ class ControlPort(Protocol):
 
     def profile(self, job_id: str, life: Life, profile: str, steps: int | None) -> Mapping[str, Any]:
         """Begin to record a trace of an island's inner steps under this name, with None say how far it is, or cancel it
-        with 0.
+        with ``commands.CANCEL_PROFILE``.
 
         Returns the fields of ``actors.ProfileRecord``. Idempotent by name. Raises NotFound if this incarnation is gone or
         knows no such trace, and Conflict if it records another one or its trainer has no profiler.

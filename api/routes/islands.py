@@ -185,7 +185,7 @@ def get_profile(job: str, island: str, profile: Name, service: ServiceHere) -> P
 @router.delete("/{island}/profiles/{profile}")
 def cancel_profile(job: str, island: str, profile: Name, service: ServiceHere, caller: Caller = ANONYMOUS) -> Profile:
     """End a recording at the island's next step, without a trace, or drop a complete trace. Idempotent."""
-    return service.profile(job, island, profile, 0, caller)
+    return service.profile(job, island, profile, commands.CANCEL_PROFILE, caller)
 
 
 @router.get("/{island}/profiles/{profile}/trace", response_class=Stream, responses={200: {"content": {ZIP: {}}}})

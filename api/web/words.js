@@ -43,11 +43,12 @@ export function beforeTheEnd(value) {
 export const percent = (ratio) => (ratio === null || ratio === undefined ? "–" : `${(100 * ratio).toFixed(1)} %`);
 export const loss = (value) => (value === null || value === undefined ? "–" : value.toFixed(3));
 export const plain = (value) => `${Number(value.toPrecision(6))}`;
-/** 0.00012345 → 0.000123; 1.2345e-7 → 1.23e-7 */
-/** Three digits, and a large number in full: 20,700 and not 2.07e+4. */
-const large = (value) => value.toLocaleString("en", { maximumSignificantDigits: 3 });
-export const significant = (value) => (value === null || value === undefined ? "–" : Math.abs(value) < 999.5 ? `${Number(value.toPrecision(3))}` : large(value));
-export const rate = (value) => (value === null || value === undefined ? "–" : Math.abs(value) < 999.5 ? value.toPrecision(3) : large(value));
+/** Three digits by `small`, and a large number in full: 20,700 and not 2.07e+4. */
+const threeDigits = (value, small) => (value === null || value === undefined ? "–" : Math.abs(value) < 999.5 ? small(value) : value.toLocaleString("en", { maximumSignificantDigits: 3 }));
+/** 0.00012345 → 0.000123; 1.2345e-7 → 1.23e-7; 1.5 → 1.5 */
+export const significant = (value) => threeDigits(value, (one) => `${Number(one.toPrecision(3))}`);
+/** The same with zeros at the end: 1.5 → 1.50 */
+export const rate = (value) => threeDigits(value, (one) => one.toPrecision(3));
 /** A sum with its currency: with cents, and a small one with three digits. */
 export const money = (value, currency) => (value === null || value === undefined ? "–" : `${value > 0 && value < 1 ? plain(Number(value.toPrecision(3))) : value.toLocaleString("en", { minimumFractionDigits: 2, maximumFractionDigits: 2 })} ${currency}`);
 export const plural = (number, one) => `${number} ${one}${number === 1 ? "" : "s"}`;

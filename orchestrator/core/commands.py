@@ -202,3 +202,8 @@ class ChangedSettings:
 
 
 UNCHANGED = ChangedSettings()
+CANCEL_PROFILE = 0
+"""In place of a number of steps, it ends a recording of an island's steps without a trace. Earlier builds ignore it.
+
+A trace is no command: the service asks the island's process for it, and no core hears of that.
+"""

@@ -13,7 +13,7 @@ import pytest
 
 from learners import profiling
 from learners.profiling import Profiler, Recording
-from orchestrator.actors import CANCEL_PROFILE
+from orchestrator.core.commands import CANCEL_PROFILE
 from orchestrator.core.vocabulary import IslandId
 from orchestrator.errors import Conflict, NotFound
 from orchestrator.system import logbook

@@ -68,10 +68,7 @@ def newcomer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Newcomer]:
         somebody.type("atoll up")
         yield somebody
     finally:
-        with Client.at(somebody.home.path) as client:
-            for one in client.jobs():
-                if not one.state.final:
-                    client.cancel(one.job)
+        somebody.cancel_jobs()
         somebody.leave()
 
 

@@ -71,10 +71,7 @@ def newcomer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Newcomer]:
         somebody.type(f'atoll() {{ {PROGRAM} "$@"; }}; atoll up --data {data}')
         yield somebody
     finally:
-        with Client.at(somebody.home.path) as client:
-            for found in client.jobs():
-                if not found.state.final:
-                    client.cancel(found.job)
+        somebody.cancel_jobs()
         somebody.leave()
 
 
