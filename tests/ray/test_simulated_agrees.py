@@ -108,7 +108,7 @@ def happened(tape: Tape) -> tuple[dict[str, Any], dict[str, Any]]:
 def test_a_simulation_of_the_configuration_agrees_with_the_live_job(
     tape: Tape, happened: tuple[dict[str, Any], dict[str, Any]], document: dict[str, Any]
 ) -> None:
-    """Speeds, policy and faults are the configuration's. What it takes to start a process, to carry and to merge is the
+    """Speeds, policy and faults are the configuration's. What it takes to start a process, and to evaluate, is the
     machine's, so it is taken from the tape; everything else is left at the plan's defaults."""
     spec = parse_job(document)
     policy = tape.header.policy
@@ -125,10 +125,9 @@ def test_a_simulation_of_the_configuration_agrees_with_the_live_job(
         seed_s=measured.seed_s,
         kill_s=measured.kill_s,
         detect_s=measured.detect_s,
-        letter_s=measured.letter_s,
-        pull_s=measured.pull_s,
-        delivery_s=measured.delivery_s,
-        merge_s=measured.merge_s,
+        begin_s=measured.begin_s,
+        evaluate_s=measured.evaluate_s,
+        evaluate_alone_s=measured.evaluate_alone_s,
     )
     world = World(policy, plan, seed=0).run()
     worth, told = world.goodput.summary(), world.statistics.summary()
