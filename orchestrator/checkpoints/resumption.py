@@ -27,6 +27,8 @@ from orchestrator.system.run_folder import RESUMED, SPECIFICATION
 
 BYTES_MAX = 2 * MANIFEST_BYTES_MAX
 ROUTERS_APART = ("synchroniser", "router_interval_steps")
+IS_SET = object()
+"""In place of a value of which only that there is one must stay the same."""
 """Whether it is set decides how the model is cut, and its value does not."""
 SAME = (
     ("trainer",),
@@ -211,8 +213,14 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
         was, is_now = (_at(document, path) for document in (before, now))
         is_open = any(_is_left(document, path) and not _is_of_bytes(document) for document in (before, now))
         if was != is_now and not is_open:
-            lines.append(f"{'.'.join(path)} was {brief(was)} but is {brief(is_now)}{REASONS.get(path, '')}")
+            lines.append(f"{'.'.join(path)} was {_said(was)} but is {_said(is_now)}{REASONS.get(path, '')}")
     return lines
+
+
+def _said(value: Any) -> str:
+    if value is None:
+        return "not set"
+    return "set" if value is IS_SET else brief(value)
 
 
 def _at(document: Mapping[str, Any], path: tuple[str, ...]) -> Any:
@@ -222,7 +230,7 @@ def _at(document: Mapping[str, Any], path: tuple[str, ...]) -> Any:
     if path == SOURCES and isinstance(value, list):  # the files are compared, not where their names came from
         value = [{key: each[key] for key in each if key != "hub"} for each in value]
     if path == ROUTERS_APART:
-        return None if value is None else "set"
+        return None if value is None else IS_SET
     if value is None or (path in LEFT_TO_IT and value == LEFT_TO_IT[path] and _is_of_bytes(document)):
         return LATER.get(path)
     return value

@@ -131,10 +131,14 @@ class LocalDisk:
 
     def replace(self, path: Path, data: bytes | memoryview) -> None:
         beside = path.with_name(f"{path.name}.new")
-        with beside.open("wb", buffering=0) as file:
-            _write_all(file, data)
-            os.fsync(file.fileno())
-        beside.replace(path)
+        try:
+            with beside.open("wb", buffering=0) as file:
+                _write_all(file, data)
+                os.fsync(file.fileno())
+            beside.replace(path)
+        except BaseException:
+            _remove_draft(beside)
+            raise
         _sync(path.parent)
 
     def replace_held(self, path: Path, data: bytes) -> HeldFile:
@@ -147,8 +151,7 @@ class LocalDisk:
             beside.replace(path)
         except BaseException:
             file.close()
-            with suppress(OSError):
-                beside.unlink(missing_ok=True)
+            _remove_draft(beside)
             raise
         return file  # its next sync makes the new name durable
 
@@ -214,6 +217,11 @@ def _write_all(file: FileIO, data: bytes | memoryview) -> None:
     rest = memoryview(data)
     while rest:
         rest = rest[file.write(rest) :]
+
+
+def _remove_draft(path: Path) -> None:
+    with suppress(OSError):
+        path.unlink(missing_ok=True)
 
 
 def _sync(target: Path) -> None:
