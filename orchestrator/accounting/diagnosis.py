@@ -175,7 +175,7 @@ class Diagnostician:
         self._hear(number, event)
         for effect in effects:
             if isinstance(effect, f.RefuseContribution) and effect.contribution.island in self._islands:
-                self._islands[effect.contribution.island].refused(number, effect.reason)
+                self._islands[effect.contribution.island].refused(number, event.at, effect.reason)
             elif isinstance(effect, f.MergeFragment):
                 self._merges.ordered[effect.fragment, effect.version] = event.at
             elif isinstance(effect, f.FinishJob):
@@ -319,15 +319,13 @@ class Diagnostician:
         for key, spent in unmerged.values():
             costs.setdefault(key, []).append(spent)
         result = {key: fsum(spent) for key, spent in costs.items()}
-        for key, spent in self._awaited_at_the_end(result):
+        for key, spent in self._last_waits(result):
             moved = min(spent, result[Cause.ENDING, ""])
             result[Cause.ENDING, ""] -= moved
             result[key] = result.get(key, 0.0) + moved
         return result
 
-    def _awaited_at_the_end(
-        self, costs: Mapping[tuple[Cause, str], Duration]
-    ) -> list[tuple[tuple[Cause, str], Duration]]:
+    def _last_waits(self, costs: Mapping[tuple[Cause, str], Duration]) -> list[tuple[tuple[Cause, str], Duration]]:
         """Return what islands waited for when they had offered all their work, beside the end itself: another island's
         last steps, if something is known to be wrong with it, its last bytes, or the last merges.
         """
@@ -337,17 +335,16 @@ class Diagnostician:
         wrong = {key: spent for key, spent in costs.items() if key[1] == last and key[0] in _HOLDING_UP}
         reason = max(wrong, key=lambda key: wrong[key], default=(Cause.ENDING, ""))
         waits = (reason, stepping_s), ((Cause.THIN_LINE, slowest), travel_s), ((Cause.SLOW_MERGES, ""), merging_s)
-        least_s = max(
-            SHARE_MIN * self._goodput.summary()["island_seconds"]["total"],
-            len(self._last_work.offered) * LAST_WAIT_MIN_S,
-        )
+        span_s = self._goodput.at - self._goodput.started_at
+        least_s = len(self._last_work.offered) * max(LAST_WAIT_MIN_S, SHARE_MIN * span_s)
         return [(key, spent) for key, spent in waits if spent >= least_s and key[0] is not Cause.ENDING]
 
     def _unmerged(self, look: _Look) -> dict[IslandId, tuple[tuple[Cause, str], Duration]]:
         """Return why much of the work of these islands is in no merge, and for how long more of it is open than usual.
 
         If merges are slow, that is why. Else an island must have more of it than the others, and since that work began a
-        slow line, or half as many versions that reached it, or contributions that arrived, as the others.
+        slow line, or half as many versions that reached it, or contributions that arrived, as the others. Or most of its
+        contributions since then were refused as late: it keeps that work, and offers it again.
         """
         islands = {i: own for i, own in look.summary["islands"].items() if i in look.figures and _stepping(own) > 0.0}
         opened = {i: own["seconds"]["in_flight"] for i, own in islands.items()}
@@ -357,7 +354,11 @@ class Diagnostician:
             return {i: ((Cause.SLOW_MERGES, ""), max(0.0, opened[i] - look.interval_s)) for i in much}
         usual, result = median([0.0, *opened.values()]), {}
         for island, z in distances(unmerged, look.interval_s).items():
-            if not _stands_out(z) or island not in much:
+            if island not in much:
+                continue
+            if self._is_refused(look, island):
+                result[island] = (Cause.LATE_WORK, ""), max(0.0, opened[island] - look.interval_s)
+            if not _stands_out(z):
                 continue
             thin = _stands_out(look.figures[island].line_z) or self._few(look, island, "adopted")
             if thin or self._few(look, island, "arrived"):
@@ -370,6 +371,12 @@ class Diagnostician:
         since = self._goodput.at - look.unmerged_s(island)
         counts = {i: sum(at > since for at, _ in getattr(self._islands[IslandId(i)], what)) for i in look.figures}
         return counts[IslandId(island)], median([count for other, count in counts.items() if other != island])
+
+    def _is_refused(self, look: _Look, island: IslandId) -> bool:
+        """Return whether most contributions since the island's unmerged work began were refused as late."""
+        own, since = self._islands[island], self._goodput.at - look.unmerged_s(island)
+        arrived, late = (sum(at > since for at, _ in times) for times in (own.arrived, own.late))
+        return 2 * late > arrived and late >= UNMERGED_INTERVALS_MIN
 
     def _few(self, look: _Look, island: str, what: str) -> bool:
         own, others = self._since(look, island, what)
@@ -494,18 +501,15 @@ class Diagnostician:
                 return f"{subject} was silent", (*own.states.get(IslandState.SUSPECT.value, ()), *records)
             case Cause.NO_QUORUM:
                 return f"fewer islands trained than the quorum for {seconds(self._short_s)}", tuple(self._shortages)
-            case Cause.SLOW_MERGES if look.long_merges:
-                took, written = (median(values) for values in zip(*look.long_merges, strict=True))
+            case Cause.SLOW_MERGES if self._longest:
+                merges = look.long_merges or [(self._longest[-1][0], 0.0)]
+                took, written = (median(values) for values in zip(*merges, strict=True))
                 of_journal = f", {seconds(written)} of it in the journal" if written else ""
                 text = f"merges take {seconds(took)}{of_journal}, where {seconds(look.interval_s)} are H steps"
                 return text, tuple(number for _, number in self._longest)
             case Cause.NOT_ARRIVING if own is not None:
-                count, others = self._since(look, subject, "arrived")
-                last_s, last = look.unmerged_s(subject), [number for _, number in own.arrived][-1:]
-                text = (
-                    f"{counted(count, 'contribution')} of {subject} came in the {seconds(last_s)} of its unmerged work"
-                )
-                return f"{text}, of others {others:g}", (*last, own.progress)
+                last = tuple(number for _, number in own.arrived)[-1:]
+                return self._came(look, subject, "arrived", "contribution", "from"), (*last, own.progress)
             case Cause.STRAGGLER if own is not None:
                 mean, usual = look.beside(subject, "step_s")
                 slowest = tuple(number for _, number in own.slowest)
@@ -514,17 +518,13 @@ class Diagnostician:
                 figures = look.figures[IslandId(subject)]
                 if _stands_out(figures.pull_z):
                     median_s, usual = look.beside(subject, "pull_s")
-                    return f"contributions of {subject} travel {median_s}, those of others {usual}", tuple(own.late)
+                    return f"contributions of {subject} travel {median_s}, those of others {usual}", own.late_records()
                 if _stands_out(figures.delivery_z):
                     median_s, usual = look.beside(subject, "delivery_s")
-                    return f"versions reach {subject} after {median_s}, others after {usual}", tuple(own.late)
+                    return f"versions reach {subject} after {median_s}, others after {usual}", own.late_records()
                 if self._few(look, subject, "adopted"):
-                    count, others = self._since(look, subject, "adopted")
-                    last_s, last = look.unmerged_s(subject), [number for _, number in own.adopted][-1:]
-                    text = (
-                        f"{counted(count, 'version')} reached {subject} in the {seconds(last_s)} of its unmerged work"
-                    )
-                    return f"{text}, others {others:g}", (*last, *own.late)
+                    last = tuple(number for _, number in own.adopted)[-1:]
+                    return self._came(look, subject, "adopted", "version", "to"), (*last, *own.late_records())
                 if self._last_work.waits()[1][0] == subject:
                     return f"the last contributions of {subject} came late", tuple(n for _, n in own.arrived)
                 return f"reports of {subject} come late", (own.progress,)
@@ -544,7 +544,7 @@ class Diagnostician:
                 most = max(late, key=lambda i: late[i])
                 of_most = f", {late[most]:,} of {fsum(late.values()):,.0f} refusals of {most}" if late[most] else ""
                 return f"work came too late to be merged{of_most}", tuple(
-                    n for x in self._islands.values() for n in x.late
+                    n for x in self._islands.values() for n in x.late_records()
                 )
             case Cause.STARTING:
                 first = tuple(own.first_start for own in self._islands.values() if own.first_start)
@@ -555,6 +555,11 @@ class Diagnostician:
                 return f"islands were started for the first time, which was mostly {parts.most_common(1)[0][0]}", first
             case _:
                 return cause.value, ()
+
+    def _came(self, look: _Look, island: str, what: str, noun: str, way: str) -> str:
+        count, others = self._since(look, island, what)
+        since = f"in the {seconds(look.unmerged_s(island))} of its unmerged work"
+        return f"{counted(count, noun)} came {way} {island} {since}, {way} others {others:g}"
 
     def _entered(self, state: str) -> tuple[int, ...]:
         return tuple(n for own in self._islands.values() for n in own.states.get(state, ()))

@@ -266,7 +266,8 @@ class IslandFacts:
     slowest: list[tuple[Duration, int]] = field(default_factory=list)
     reached: deque[tuple[int, Instant]] = field(default_factory=lambda: deque(maxlen=512))
     overdue: deque[int] = field(default_factory=lambda: deque(maxlen=RECORDS_SHOWN))
-    late: deque[int] = field(default_factory=lambda: deque(maxlen=RECORDS_SHOWN))
+    late: deque[tuple[Instant, int]] = field(default_factory=lambda: deque(maxlen=512))
+    """When contributions of it were refused as late, with the records."""
     unusable: deque[int] = field(default_factory=lambda: deque(maxlen=RECORDS_SHOWN))
     refusals: Counter[RefusalReason] = field(default_factory=Counter)
     stops: deque[int] = field(default_factory=lambda: deque(maxlen=RECORDS_SHOWN))
@@ -312,10 +313,14 @@ class IslandFacts:
             self.stops.append(number)
         self.silent_since = None
 
-    def refused(self, number: int, reason: RefusalReason) -> None:
+    def late_records(self) -> tuple[int, ...]:
+        """Return the latest records at which a contribution was refused as late."""
+        return tuple(number for _, number in self.late)[-RECORDS_SHOWN:]
+
+    def refused(self, number: int, at: Instant, reason: RefusalReason) -> None:
         self.refusals[reason] += 1
         if reason in LATE_REASONS:
-            self.late.append(number)
+            self.late.append((at, number))
         elif reason in UNUSABLE_REASONS:
             self.unusable.append(number)
 

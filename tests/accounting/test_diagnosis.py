@@ -381,7 +381,7 @@ def test_contributions_that_arrive_no_more_are_named_though_most_of_them_did() -
     diagnosis, records = diagnosis_of(lost, until=28.0, steps=800)
     assert diagnosis.cause is not None
     assert (diagnosis.cause.cause, diagnosis.cause.subject) == (Cause.NOT_ARRIVING, "asia")
-    assert "contributions of asia came in the 12" in diagnosis.cause.statement
+    assert "contributions came from asia in the 12" in diagnosis.cause.statement
     by_number = {record.n: record.event for record in records}
     arrived = [n for n in diagnosis.cause.records if isinstance(by_number[n], e.ContributionArrived)]
     assert len(arrived) == 1, "the last one that came"
@@ -429,3 +429,14 @@ def test_unusable_work_is_told_with_how_often_and_why() -> None:
     diagnosis, _ = diagnosis_of(Fault(4.0, FaultKind.CORRUPT, ASIA, count=12), steps=100)
     unusable = next(one for one in (diagnosis.cause, *diagnosis.others) if one and one.cause is Cause.UNUSABLE_WORK)
     assert " corrupt)" in unusable.statement
+
+
+def test_work_that_is_refused_as_late_until_the_end_came_too_late() -> None:
+    """Its island keeps it and offers it again, so that it was only unmerged when the job ended."""
+    diagnosis, records = diagnosis_of(merge_s=(0.2, 0.3), steps=200)
+    assert diagnosis.cause is not None
+    assert diagnosis.cause.cause is Cause.LATE_WORK
+    by_number = {record.n: record for record in records}
+    for number in diagnosis.cause.records:
+        assert any(isinstance(effect, f.RefuseContribution) for effect in by_number[number].effects)
+    assert cause_of(merge_s=(0.2, 0.3), steps=200, until=9.0)[0] is Cause.LATE_WORK
