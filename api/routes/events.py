@@ -22,11 +22,19 @@ from api.http.pools import RECORDS, STREAMS, chunks_in, runs_in
 from api.http.streams import File, Stream, following
 from api.jobs.autopilot import advice_of, section_of
 from api.routes.dependencies import ServiceHere
-from api.run.explanations import AllExplanations, answer_of, merge_of, summary_of, with_end
+from api.run.explanations import (
+    AllExplanations,
+    answer_of,
+    merge_of,
+    summary_of,
+    with_silence,
+    with_status,
+    without_tape,
+)
 from api.run.folder import LogReader, Run, logs_of, newest, open_below
 from api.run.records import TapeReader, number_at_end, sound_records
 from api.schemas import Advice, Diagnosis, Logs, Merge, Merges
-from orchestrator.errors import DataError, NotFound
+from orchestrator.errors import DataError, InfrastructureError, NotFound
 from orchestrator.tape.schema import CHECKSUM_AT_END, CONTINUATION_BYTES, Digest, Footer, continuation_at, encode_footer
 
 log = logging.getLogger(__name__)
@@ -103,9 +111,14 @@ def diagnose(job: str, service: ServiceHere, explained: ExplanationsHere) -> Dia
     For a running job it is the diagnosis so far.
     """
     run = service.run(job)
-    diagnosis = explained.of(run).diagnosis(run.job)
-    if diagnosis.outcome is None and (answer := service.job(run.job)).state.final:
-        diagnosis = with_end(diagnosis, answer.state.value, answer.reason)
+    diagnosis = explained.of(run).diagnosis()
+    if diagnosis is None:
+        raise without_tape(service.job(run.job), run.folder)
+    if diagnosis.outcome is None:
+        try:
+            diagnosis = with_status(diagnosis, service.job(run.job))
+        except InfrastructureError as error:  # the tape is on the disk whatever the job's processes do
+            diagnosis = with_silence(diagnosis, error)
     return answer_of(run.job, diagnosis)
 
 

@@ -12,17 +12,18 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from math import fsum
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from api.run.folder import Run
 from api.run.records import TapeReader, number_of
-from api.schemas import Absence, Contributor, Merge, MergeSummary, Refusal
+from api.schemas import Absence, Contributor, Job, Merge, MergeSummary, Refusal
 from api.schemas import Diagnosis as DiagnosisAnswer
-from orchestrator.accounting.diagnosis import Diagnosis, Diagnostician
+from orchestrator.accounting.diagnosis import Diagnostician
 from orchestrator.accounting.explanation import KEEP, Explanation, Explanations
-from orchestrator.accounting.failures import Cause, Failure, Failures, Finding, is_of_disk
+from orchestrator.accounting.failures import Cause, Diagnosis, Failure, Failures, Finding, is_of_disk
 from orchestrator.core.vocabulary import FragmentId, IslandId, JobOutcome, Version
-from orchestrator.errors import TRY_OUTSIDE, DataError, NotFound
+from orchestrator.errors import TRY_OUTSIDE, DataError, InfrastructureError, NotFound
 from orchestrator.system import plain
 from orchestrator.system.plain import seconds
 from orchestrator.tape.schema import Header, Record, decode_header, decode_line
@@ -167,15 +168,11 @@ class JobExplanations:
         self.history = MergeHistory(run, keep)
         self._tape = TapeFold(run, lambda header: Diagnostician(header.policy), _diagnose, is_record)
 
-    def diagnosis(self, job: str) -> Diagnosis:
-        """Return the diagnosis so far. Raises NotFound while the job has no tape."""
+    def diagnosis(self) -> Diagnosis | None:
+        """Return the diagnosis so far; None while the job has no tape."""
         with self._tape.reading:
             fold = self._tape.caught_up()
-            if fold is None:
-                raise NotFound(
-                    detail=f"Job {job} has no tape yet.", remedy="The tape is created when the job's processes start."
-                )
-            return fold.diagnosis()
+            return None if fold is None else fold.diagnosis()
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,6 +277,38 @@ def with_end(diagnosis: Diagnosis, state: str, reason: str) -> Diagnosis:
     spent = fsum(one.island_seconds for one in others)
     killer = Finding(cause, "", spent, 1.0, f"the job failed: {reason}", cause.remedy, ())
     return replace(ended, cause=killer, others=others)
+
+
+def with_status(diagnosis: Diagnosis, job: Job) -> Diagnosis:
+    """Return the diagnosis with what the job's status adds to its tape: an end, or a full disk, which keeps the tape from
+    having news.
+    """
+    if job.state.final:
+        return with_end(diagnosis, job.state.value, job.reason)
+    of_disk = next((trouble for trouble in job.troubles if is_of_disk(trouble)), None)
+    return diagnosis if of_disk is None else _led_by(diagnosis, Cause.FULL_DISK, of_disk, Cause.FULL_DISK.remedy)
+
+
+def with_silence(diagnosis: Diagnosis, error: InfrastructureError) -> Diagnosis:
+    """Return the diagnosis of a job that runs, and whose synchroniser does not answer: it merges nothing meanwhile."""
+    remedy = f"{Cause.NO_SYNCHRONISER.remedy} Training continues meanwhile."
+    return _led_by(diagnosis, Cause.NO_SYNCHRONISER, error.detail.rstrip("."), remedy)
+
+
+def _led_by(diagnosis: Diagnosis, cause: Cause, statement: str, remedy: str) -> Diagnosis:
+    others = diagnosis.others if diagnosis.cause is None else (diagnosis.cause, *diagnosis.others)
+    return replace(diagnosis, cause=Finding(cause, "", 0.0, 0.0, statement, remedy, ()), others=others)
+
+
+def without_tape(job: Job, folder: Path) -> NotFound:
+    """Return the answer for a job that nothing can be diagnosed of: it has not started, or its folder was removed."""
+    reason = f" ({job.reason.rstrip('.')})" if job.reason else ""
+    if not job.state.final:
+        detail = f"Job {job.job} is {job.state}{reason} and has no tape yet."
+        return NotFound(detail=detail, remedy="The tape is created when the job's processes start.")
+    detail = f"Job {job.job} is {job.state}{reason}, and there is no tape in {folder}."
+    remedy = "If it ran, restore the folder from a backup. A job that never started has no tape; its reason is all."
+    return NotFound(detail=detail, remedy=remedy)
 
 
 def answer_of(job: str, diagnosis: Diagnosis) -> DiagnosisAnswer:

@@ -36,7 +36,8 @@ EVENTS = {
     "IslandReady": "{island} is ready after {start_seconds:.1f} s",
     "IslandCaughtUp": "{island} has caught up from {donor} in {transfer_seconds:.2f} s, at step {step}",
     "CatchUpFailed": "{island} could not catch up from {donor}: {reason}",
-    "ProgressReported": "{island} trained up to step {step}, {tokens_total:,} tokens, loss {loss:.3f}",
+    "ProgressReported": "{island} trained up to step {step}, {tokens_total:,} tokens, loss {loss:.3f}, "
+    "{step_seconds_median:.2g} s a step, {gap_max_seconds:.2g} s at most",
     "StepOverdue": "{island} hangs: {seconds:.0f} s in one step, where {usual_seconds:.2g} s is usual",
     "ConnectionLost": "{island} stopped answering: {reason}",
     "ConnectionRestored": "{island} answers again",

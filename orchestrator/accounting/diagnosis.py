@@ -21,15 +21,22 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import fsum
 from typing import Any
 
 from orchestrator.accounting.failures import (
+    LATE_REASONS,
+    RECORDS_SHOWN,
+    UNUSABLE_REASONS,
+    USUAL,
     Cause,
     Culprits,
+    Diagnosis,
     Failures,
     Finding,
+    IslandFacts,
+    IslandFigures,
     Origin,
     culprit,
     evidence,
@@ -58,24 +65,21 @@ from orchestrator.accounting.ledger import (
     UNFINISHED,
     refused,
 )
-from orchestrator.accounting.merges import MergeTimes
-from orchestrator.accounting.series import Series, distances, median
+from orchestrator.accounting.merges import LastWork, MergeTimes
+from orchestrator.accounting.series import Series, Travels, distances, median
 from orchestrator.accounting.statistics import Pulls
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
 from orchestrator.core.faults import Kind as FaultKind
-from orchestrator.core.messages import Adopted, Overdue, Progress, Saved
+from orchestrator.core.messages import Adopted
 from orchestrator.core.saving import FragmentRestored, JobSalvaged
 from orchestrator.core.vocabulary import (
-    NO_INCARNATION,
     Duration,
-    Incarnation,
     Instant,
     IslandId,
     IslandState,
     JobOutcome,
     JobPolicy,
-    RefusalReason,
 )
 from orchestrator.system.plain import counted, percent, seconds, some_of
 
@@ -90,17 +94,17 @@ LONG_MERGE_RATIO = 0.5
 """A merge is long if it takes this part of the time in which an island trains H steps."""
 UNMERGED_INTERVALS_MIN = 3.0
 """Unmerged work of an island is remarkable from so many H on: each fragment is offered once in H."""
+LAST_WAIT_MIN_S = 1.0
+"""Islands that wait for each other's last work for less than this are at the end of the job."""
+_HOLDING_UP = Cause.STRAGGLER, Cause.HUNG_STEP, Cause.HELD_UP, Cause.LINK, Cause.CRASH_LOOP, Cause.UNUSABLE_WORK
 STALL_MIN_S, STALL_INTERVALS = 30.0, 10.0
-RECORDS_SHOWN = 5
 Figures = Mapping[str, Any]
 """Figures of ``Goodput.summary``, of the job or of an island in it."""
 
-_LATE_REASONS = RefusalReason.LATE, RefusalReason.STALE_BASE, RefusalReason.ALREADY_MERGED
-_LATE = frozenset({SUPERSEDED, *map(refused, _LATE_REASONS)})
+_LATE = frozenset({SUPERSEDED, *map(refused, LATE_REASONS)})
 _NOT_IN_TIME = _LATE | {OVERWRITTEN, UNFINISHED}
 _OF_THE_END = frozenset({ENDING, DRAINING, UNFINISHED})
-_UNUSABLE_REASONS = RefusalReason.CORRUPT, RefusalReason.WRONG_SHAPE, RefusalReason.NON_FINITE, RefusalReason.EXPLODING
-_UNUSABLE = frozenset({QUARANTINED, *map(refused, _UNUSABLE_REASONS)})
+_UNUSABLE = frozenset({QUARANTINED, *map(refused, UNUSABLE_REASONS)})
 _PLAIN_CAUSES = {
     OVERWRITTEN: Cause.OVERWRITTEN,
     NO_NODE: Cause.NO_NODE,
@@ -112,76 +116,6 @@ _PLAIN_CAUSES = {
     ROLLED_BACK: Cause.UNDONE,
     NOT_TAKEN_UP: Cause.UNDONE,
 }
-
-
-@dataclass(frozen=True, slots=True)
-class IslandFigures:
-    """The figures of an island beside the others'.
-
-    ``step_s`` is the mean time of a step. ``pull_s`` is the median time that a contribution travels, and ``delivery_s`` that
-    from a merge to its adoption, less a step. ``waiting_ratio`` is the part of the time in training in which the island did
-    not step. Each has its distance ``z`` from the others in spreads.
-    """
-
-    island: IslandId
-    node: str
-    step_s: Duration | None
-    step_z: float | None
-    pull_s: Duration | None
-    pull_z: float | None
-    delivery_s: Duration | None
-    delivery_z: float | None
-    waiting_ratio: float
-    waiting_z: float | None
-    failure_count: int
-
-    @property
-    def line_z(self) -> float | None:
-        """Return how far the slower way of its line is from the others'."""
-        return max((z for z in (self.pull_z, self.delivery_z) if z is not None), default=None)
-
-
-@dataclass(frozen=True, slots=True)
-class Diagnosis:
-    """``cause`` is None where nothing costs ``SHARE_MIN`` of the time; ``others`` are further causes, largest first."""
-
-    outcome: str | None
-    reason: str
-    goodput_ratio: float
-    cause: Finding | None
-    others: tuple[Finding, ...]
-    islands: tuple[IslandFigures, ...]
-    node_failures: Mapping[str, float]
-
-
-@dataclass(slots=True)
-class _Island:
-    """The facts about one island. ``reached`` are its latest (step, instant) by its reports.
-
-    ``offer_count`` is of all its contributions, ``pulls`` how long those with bytes took. ``step_count`` is of all
-    incarnations, ``counted`` the latest of them with its own count. ``held_s`` is how long its loop waited for checkpoints,
-    and ``gaps_s`` how long it waited between steps at most, by the longest gap of each report.
-    """
-
-    offer_count: int = 0
-    step_count: int = 0
-    counted: tuple[Incarnation, int] = (NO_INCARNATION, 0)
-    held_s: Duration = 0.0
-    gaps_s: Duration = 0.0
-    silent_since: Instant | None = None
-    pulls: Series[Duration] = field(default_factory=lambda: Series(256))
-    deliveries: Series[Duration] = field(default_factory=lambda: Series(256))
-    reached: deque[tuple[int, Instant]] = field(default_factory=lambda: deque(maxlen=512))
-    overdue: deque[int] = field(default_factory=lambda: deque(maxlen=RECORDS_SHOWN))
-    late: deque[int] = field(default_factory=lambda: deque(maxlen=RECORDS_SHOWN))
-    unusable: deque[int] = field(default_factory=lambda: deque(maxlen=RECORDS_SHOWN))
-    stops: deque[int] = field(default_factory=lambda: deque(maxlen=RECORDS_SHOWN))
-    """Records of faults that stopped its process, and of reports that it stood still while it was silent."""
-    states: dict[str, deque[int]] = field(default_factory=dict)
-    """The latest records with which it entered each state."""
-    progress: int = 0
-    """The record of its latest report of progress, and below that of its first start."""
-    first_start: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +133,11 @@ class _Look:
     interval_s: Duration
     long_merges: Sequence[tuple[Duration, Duration]]
 
+    def unmerged_s(self, island: str) -> Duration:
+        """Return how long this island stepped for work that is in no merge."""
+        own = self.summary["islands"][island]
+        return float(own["seconds"]["in_flight"] + own["badput_seconds"].get(UNFINISHED, 0.0))
+
     def beside(self, island: str, figure: str) -> tuple[str, str]:
         """Return this figure of an island and the median of the others', in words."""
         own = getattr(self.figures[IslandId(island)], figure)
@@ -215,34 +154,38 @@ class Diagnostician:
         self._groups = {plan.island: str(plan.node_group) for plan in policy.islands}
         self._goodput = Goodput(policy)
         self._failures = Failures(plan.island for plan in policy.islands)
-        self._islands = {plan.island: _Island() for plan in policy.islands}
+        self._islands = {plan.island: IslandFacts() for plan in policy.islands}
         self._merged_at: Instant | None = None
         self._intervals: Series[Duration] = Series(256)
-        self._merges, self._pulls = MergeTimes(), Pulls()
+        self._merges, self._pulls, self._last_work = MergeTimes(), Pulls(), LastWork()
         self._short_s: Duration = 0.0
         """How long fewer islands trained than the quorum, after the first merge and before the islands' last work."""
-        self._flushing, self._last_record = False, 0
+        self._shortages: deque[int] = deque(maxlen=RECORDS_SHOWN)
+        self._longest: list[tuple[Duration, int]] = []
+        """The records of the merges that took longest, with how long each took."""
+        self._last_record = 0
         self._end: tuple[int, str, str] | None = None
 
     def apply(self, number: int, event: e.Event, effects: tuple[f.Effect, ...]) -> None:
         if self._end is not None:
             return
         self._last_record = number
-        if self._merged_at is not None and not self._flushing and self._lacks_quorum():
+        if lacked_quorum := self._lacks_quorum():
             self._short_s += event.at - self._goodput.at
         self._hear(number, event)
         for effect in effects:
             if isinstance(effect, f.RefuseContribution) and effect.contribution.island in self._islands:
-                self._refused(number, effect)
+                self._islands[effect.contribution.island].refused(number, event.at, effect.reason)
             elif isinstance(effect, f.MergeFragment):
                 self._merges.ordered[effect.fragment, effect.version] = event.at
-            elif isinstance(effect, f.FlushIsland):
-                self._flushing = True
             elif isinstance(effect, f.FinishJob):
                 self._end = (number, effect.outcome.value, effect.reason)
         for change in self._failures.apply(number, event, effects):
             self._changed(number, change)
         self._goodput.apply(event, effects)
+        self._last_work.apply(event, effects)
+        if self._lacks_quorum() and not lacked_quorum:
+            self._shortages.append(number)
 
     # ── taking in ─────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -252,57 +195,31 @@ class Diagnostician:
                 self._intervals.add(event.at - self._merged_at)
             self._merged_at = event.at
             self._merges.completed(event)
+            if self._merges.seconds.last is not None:
+                self._longest = sorted([*self._longest, (self._merges.seconds.last[0], number)])[-RECORDS_SHOWN:]
         elif isinstance(event, e.MergeFailed):
             self._merges.ordered.pop((event.fragment, event.version), None)
         elif isinstance(event, (e.SynchroniserRestarted, FragmentRestored)):
             self._merges.ordered.clear()  # merges under way are lost with the process, or given up
         elif isinstance(event, JobSalvaged):
             for one in event.islands:
-                self._islands[one.island].counted = one.incarnation, one.steps_total
+                self._islands[one.island].counted = one.incarnation, one.steps_total, one.stepping_seconds
         elif isinstance(event, (e.ContributionArrived, e.ContributionUnusable)):
             own = self._islands.get(event.contribution.island)
-            if own is not None:
-                own.offer_count += 1
-                if self._pulls.had_bytes(event):
-                    when = next((at for step, at in own.reached if step >= event.contribution.step), event.at)
-                    own.pulls.add(max(0.0, event.at - when))
+            if own is not None and self._pulls.had_bytes(event):
+                own.arrived.append((event.at, number))
+                when = next((at for step, at in own.reached if step >= event.contribution.step), event.at)
+                own.pulls.add(max(0.0, event.at - when))
         elif isinstance(event, (e.IslandReported, e.FaultInjected, e.ConnectionLost)):
             if (own := self._islands.get(event.island)) is None:
                 return
             if isinstance(event, e.IslandReported):
-                self._reported(number, event, own)
+                adopted = (event.report.fragment, event.report.version) if isinstance(event.report, Adopted) else None
+                own.reported(number, event, self._merges.completed_at.get(adopted) if adopted else None)
             elif isinstance(event, e.ConnectionLost):
                 own.silent_since = None if event.dead else event.at
             elif event.kind == FaultKind.STOP.value:
                 own.stops.append(number)
-
-    def _reported(self, number: int, event: e.IslandReported, own: _Island) -> None:
-        match event.report:
-            case Progress() as report:
-                own.reached.append((report.step, event.at))
-                own.progress = number
-                incarnation, steps = own.counted
-                more = max(0, report.steps_total - (steps if incarnation == event.incarnation else 0))
-                own.step_count += more
-                own.gaps_s += more * max(0.0, report.gap_max_seconds - report.step_seconds_median)
-                own.counted = event.incarnation, report.steps_total
-                if own.silent_since is not None and report.gap_max_seconds > (event.at - own.silent_since) / 2.0:
-                    own.stops.append(number)  # a process that was only cut off would have stepped on
-                own.silent_since = None
-            case Adopted() as report:
-                if (merged_at := self._merges.completed_at.get((report.fragment, report.version))) is not None:
-                    own.deliveries.add(event.at - merged_at)
-            case Saved() as report:
-                own.held_s += report.held_seconds
-            case Overdue():
-                own.overdue.append(number)
-
-    def _refused(self, number: int, effect: f.RefuseContribution) -> None:
-        own = self._islands[effect.contribution.island]
-        if effect.reason in _LATE_REASONS:
-            own.late.append(number)
-        elif effect.reason in _UNUSABLE_REASONS:
-            own.unusable.append(number)
 
     def _changed(self, number: int, change: Change) -> None:
         own = self._islands[change.island]
@@ -321,7 +238,10 @@ class Diagnostician:
         findings = [self._finding(look, *name, spent) for name, spent in costs.items() if spent > 0.0]
         findings.sort(key=lambda one: (-one.island_seconds, one.cause.name, one.subject))
         ending = self._ending(findings, look)
-        leading = ending or (findings[0] if findings and findings[0].share >= SHARE_MIN else None)
+        dear = [one for one in findings if one.share >= SHARE_MIN]
+        leading = ending or next(iter(dear), None)
+        if leading is not None and leading.cause is Cause.STARTING and self._end is None:  # its share falls by itself
+            leading = next((one for one in dear if one.cause not in USUAL), leading)
         return Diagnosis(
             outcome=self._end[1] if self._end else None,
             reason=self._end[2] if self._end else "",
@@ -355,16 +275,11 @@ class Diagnostician:
     def _figures(self, summary: Figures) -> tuple[IslandFigures, ...]:
         placed = {i: self._islands[i] for i, nodes in self._failures.nodes().items() if nodes}
         steps = {i: _stepping(summary["islands"][i]) / own.step_count for i, own in placed.items() if own.step_count}
-        pulls = {i: median(own.pulls.all()) for i, own in placed.items() if own.pulls.count}
-        deliveries = {
-            i: max(0.0, median(own.deliveries.all()) - steps.get(i, 0.0))
-            for i, own in placed.items()
-            if own.deliveries.count
-        }
         waits = {i: _waiting_ratio(summary["islands"][i]) for i in placed}
         step_z, waiting_z = distances(steps), distances(waits, WAITING_SPREAD_MIN)
-        pull_z = distances(pulls, PULL_SPREAD_MIN_S)
-        delivery_z = distances(deliveries, max(DELIVERY_SPREAD_MIN_S, *steps.values(), 0.0))
+        pulls, pull_z = _travelled({i: own.pulls for i, own in placed.items()}, {}, PULL_SPREAD_MIN_S)
+        longest_s = max(DELIVERY_SPREAD_MIN_S, *steps.values(), 0.0)
+        deliveries, delivery_z = _travelled({i: own.deliveries for i, own in placed.items()}, steps, longest_s)
         failures = Counter(one.island for one in self._failures.all)
         return tuple(
             IslandFigures(
@@ -391,37 +306,81 @@ class Diagnostician:
                 elif look.long_merges and (label in _OF_THE_END or key[0] is Cause.LATE_WORK):
                     key = Cause.SLOW_MERGES, ""
                 elif label == NOT_STEPPING and key[0] is not Cause.HUNG_STEP:
-                    held = min(spent, self._islands[island].held_s)
+                    facts = self._islands[island]
+                    silent = own["badput_seconds"].get(SILENT, 0.0)
+                    hung = min(spent, max(0.0, fsum(facts.frozen) - silent))
+                    held = min(spent - hung, facts.held_s)
+                    costs.setdefault((Cause.HUNG_STEP, island), []).append(hung)
                     costs.setdefault((Cause.CHECKPOINTS, ""), []).append(held)
-                    spent -= held
+                    spent -= hung + held
                 costs.setdefault(key, []).append(spent)
         for island, spent in self._lost_to_slowness(look).items():
             costs.setdefault((Cause.STRAGGLER, island), []).append(spent)
         for key, spent in unmerged.values():
             costs.setdefault(key, []).append(spent)
-        return {key: fsum(spent) for key, spent in costs.items()}
+        result = {key: fsum(spent) for key, spent in costs.items()}
+        for key, spent in self._last_waits(result):
+            moved = min(spent, result[Cause.ENDING, ""])
+            result[Cause.ENDING, ""] -= moved
+            result[key] = result.get(key, 0.0) + moved
+        return result
+
+    def _last_waits(self, costs: Mapping[tuple[Cause, str], Duration]) -> list[tuple[tuple[Cause, str], Duration]]:
+        """Return what islands waited for when they had offered all their work, beside the end itself: another island's
+        last steps, if something is known to be wrong with it, its last bytes, or the last merges.
+        """
+        if (Cause.ENDING, "") not in costs:
+            return []
+        (last, stepping_s), (slowest, travel_s), merging_s = self._last_work.waits()
+        wrong = {key: spent for key, spent in costs.items() if key[1] == last and key[0] in _HOLDING_UP}
+        reason = max(wrong, key=lambda key: wrong[key], default=(Cause.ENDING, ""))
+        waits = (reason, stepping_s), ((Cause.THIN_LINE, slowest), travel_s), ((Cause.SLOW_MERGES, ""), merging_s)
+        span_s = self._goodput.at - self._goodput.started_at
+        least_s = len(self._last_work.offered) * max(LAST_WAIT_MIN_S, SHARE_MIN * span_s)
+        return [(key, spent) for key, spent in waits if spent >= least_s and key[0] is not Cause.ENDING]
 
     def _unmerged(self, look: _Look) -> dict[IslandId, tuple[tuple[Cause, str], Duration]]:
         """Return why much of the work of these islands is in no merge, and for how long more of it is open than usual.
 
-        If merges are slow, that is why. Else an island must have more of it than the others, and a slow line, or half as
-        many contributions that arrived.
+        If merges are slow, that is why. Else an island must have more of it than the others, and since that work began a
+        slow line, or half as many versions that reached it, or contributions that arrived, as the others. Or most of its
+        contributions since then were refused as late: it keeps that work, and offers it again.
         """
         islands = {i: own for i, own in look.summary["islands"].items() if i in look.figures and _stepping(own) > 0.0}
         opened = {i: own["seconds"]["in_flight"] for i, own in islands.items()}
-        unmerged = {i: opened[i] + own["badput_seconds"].get(UNFINISHED, 0.0) for i, own in islands.items()}
+        unmerged = {i: look.unmerged_s(i) for i in islands}
         much = {i for i, spent in unmerged.items() if spent > UNMERGED_INTERVALS_MIN * look.interval_s > 0.0}
         if look.long_merges:
             return {i: ((Cause.SLOW_MERGES, ""), max(0.0, opened[i] - look.interval_s)) for i in much}
-        usual, arrivals = median([0.0, *opened.values()]), {i: self._islands[i].offer_count for i in islands}
-        result = {}
+        usual, result = median([0.0, *opened.values()]), {}
         for island, z in distances(unmerged, look.interval_s).items():
-            few = 2 * arrivals[island] < median([arrivals[other] for other in islands if other != island])
-            thin = _stands_out(look.figures[island].line_z)
-            if _stands_out(z) and island in much and (few or thin):
+            if island not in much:
+                continue
+            if self._is_refused(look, island):
+                result[island] = (Cause.LATE_WORK, ""), max(0.0, opened[island] - look.interval_s)
+            if not _stands_out(z):
+                continue
+            thin = _stands_out(look.figures[island].line_z) or self._few(look, island, "adopted")
+            if thin or self._few(look, island, "arrived"):
                 key = Cause.THIN_LINE if thin else Cause.NOT_ARRIVING, island
                 result[island] = key, max(0.0, opened[island] - usual)
         return result
+
+    def _since(self, look: _Look, island: str, what: str) -> tuple[int, float]:
+        """Return how many payloads of this kind came since the island's unmerged work began, and of the others' median."""
+        since = self._goodput.at - look.unmerged_s(island)
+        counts = {i: sum(at > since for at, _ in getattr(self._islands[IslandId(i)], what)) for i in look.figures}
+        return counts[IslandId(island)], median([count for other, count in counts.items() if other != island])
+
+    def _is_refused(self, look: _Look, island: IslandId) -> bool:
+        """Return whether most contributions since the island's unmerged work began were refused as late."""
+        own, since = self._islands[island], self._goodput.at - look.unmerged_s(island)
+        arrived, late = (sum(at > since for at, _ in times) for times in (own.arrived, own.late))
+        return 2 * late > arrived and late >= UNMERGED_INTERVALS_MIN
+
+    def _few(self, look: _Look, island: str, what: str) -> bool:
+        own, others = self._since(look, island, what)
+        return 2 * own < others
 
     def _key(self, island: IslandId, label: str, look: _Look) -> tuple[Cause, str]:
         own, seen = look.figures.get(island), self._islands[island]
@@ -437,7 +396,7 @@ class Diagnostician:
         if label == SILENT:
             return Cause.HUNG_STEP if seen.stops else Cause.LINK, island
         if label == NOT_STEPPING:
-            if seen.overdue or seen.stops:
+            if seen.overdue or (seen.stops and not seen.frozen):
                 return Cause.HUNG_STEP, island
             if own is None or not _stands_out(own.waiting_z):
                 return Cause.WAITING, ""
@@ -500,7 +459,9 @@ class Diagnostician:
         )
 
     def _lacks_quorum(self) -> bool:
-        return (training := self._failures.lifecycle.training_count) < self._goodput.policy.quorum_of(training)
+        training = self._failures.lifecycle.training_count
+        is_under_way = self._merged_at is not None and not self._last_work.is_due
+        return is_under_way and training < self._goodput.policy.quorum_of(training)
 
     def _state(self, island: IslandId) -> str:
         return self._failures.lifecycle.lives[island].state
@@ -529,7 +490,7 @@ class Diagnostician:
         blamed = [one for one in self._failures.all if look.culprits[one.island] == (cause, subject)]
         if cause is Cause.BAD_NODE:
             blamed = [one for one in blamed if one.node == subject]
-        records = tuple(one.record for one in blamed)
+        records = tuple((cause is Cause.ON_PURPOSE and one.kill) or one.record for one in blamed)
         if blamed and (words := evidence(self._failures, blamed, cause, subject)):
             return words, records
         match cause:
@@ -539,35 +500,52 @@ class Diagnostician:
             case Cause.LINK if own is not None:
                 return f"{subject} was silent", (*own.states.get(IslandState.SUSPECT.value, ()), *records)
             case Cause.NO_QUORUM:
-                return f"fewer islands trained than the quorum for {seconds(self._short_s)}", ()
-            case Cause.SLOW_MERGES if look.long_merges:
-                took, written = (median(values) for values in zip(*look.long_merges, strict=True))
+                return f"fewer islands trained than the quorum for {seconds(self._short_s)}", tuple(self._shortages)
+            case Cause.SLOW_MERGES if self._longest:
+                merges = look.long_merges or [(self._longest[-1][0], 0.0)]
+                took, written = (median(values) for values in zip(*merges, strict=True))
                 of_journal = f", {seconds(written)} of it in the journal" if written else ""
-                return f"merges take {seconds(took)}{of_journal}, where {seconds(look.interval_s)} are H steps", ()
+                text = f"merges take {seconds(took)}{of_journal}, where {seconds(look.interval_s)} are H steps"
+                return text, tuple(number for _, number in self._longest)
             case Cause.NOT_ARRIVING if own is not None:
-                others = median([x.offer_count for i, x in self._islands.items() if i != subject])
-                return f"{own.offer_count} contributions of {subject} arrived, of others {others:g}", (own.progress,)
+                last = tuple(number for _, number in own.arrived)[-1:]
+                return self._came(look, subject, "arrived", "contribution", "from"), (*last, own.progress)
             case Cause.STRAGGLER if own is not None:
                 mean, usual = look.beside(subject, "step_s")
-                return f"{subject} takes {mean} a step where the others take {usual}", (own.progress,)
+                slowest = tuple(number for _, number in own.slowest)
+                return f"{subject} takes {mean} a step where the others take {usual}", slowest
             case Cause.THIN_LINE if own is not None:
                 figures = look.figures[IslandId(subject)]
                 if _stands_out(figures.pull_z):
                     median_s, usual = look.beside(subject, "pull_s")
-                    return f"contributions of {subject} travel {median_s}, those of others {usual}", tuple(own.late)
+                    return f"contributions of {subject} travel {median_s}, those of others {usual}", own.late_records()
                 if _stands_out(figures.delivery_z):
                     median_s, usual = look.beside(subject, "delivery_s")
-                    return f"versions reach {subject} after {median_s}, others after {usual}", tuple(own.late)
+                    return f"versions reach {subject} after {median_s}, others after {usual}", own.late_records()
+                if self._few(look, subject, "adopted"):
+                    last = tuple(number for _, number in own.adopted)[-1:]
+                    return self._came(look, subject, "adopted", "version", "to"), (*last, *own.late_records())
+                if self._last_work.waits()[1][0] == subject:
+                    return f"the last contributions of {subject} came late", tuple(n for _, n in own.arrived)
                 return f"reports of {subject} come late", (own.progress,)
             case Cause.HUNG_STEP if own is not None:
-                return f"{subject} did not step for long at a time", (*own.overdue, *own.stops, *records)
+                silent = own.states.get(IslandState.SUSPECT.value, ()) if own.stops else ()
+                longest = f", for {seconds(max(own.frozen))} at the longest" if own.frozen else " for long at a time"
+                return f"{subject} stood still{longest}", (*silent, *own.overdue, *own.stops, *records)
             case Cause.HELD_UP if own is not None:
                 part, usual = look.beside(subject, "waiting_ratio")
                 return f"{subject} does not step in {part} of its time, the others in {usual}", ()
             case Cause.UNUSABLE_WORK if own is not None:
-                return f"contributions of {subject} were refused as unusable", (*own.unusable, *records)
+                kinds = [f"{own.refusals[x]:,} {x.replace('_', ' ')}" for x in UNUSABLE_REASONS if own.refusals[x]]
+                of_kind = f" ({', '.join(kinds)})" if kinds else ""
+                return f"contributions of {subject} were refused as unusable{of_kind}", (*own.unusable, *records)
             case Cause.LATE_WORK:
-                return "work came too late to be merged", tuple(n for x in self._islands.values() for n in x.late)
+                late = {i: sum(x.refusals[reason] for reason in LATE_REASONS) for i, x in self._islands.items()}
+                most = max(late, key=lambda i: late[i])
+                of_most = f", {late[most]:,} of {fsum(late.values()):,.0f} refusals of {most}" if late[most] else ""
+                return f"work came too late to be merged{of_most}", tuple(
+                    n for x in self._islands.values() for n in x.late_records()
+                )
             case Cause.STARTING:
                 first = tuple(own.first_start for own in self._islands.values() if own.first_start)
                 parts = Counter[str]()
@@ -578,12 +556,32 @@ class Diagnostician:
             case _:
                 return cause.value, ()
 
+    def _came(self, look: _Look, island: str, what: str, noun: str, way: str) -> str:
+        count, others = self._since(look, island, what)
+        since = f"in the {seconds(look.unmerged_s(island))} of its unmerged work"
+        return f"{counted(count, noun)} came {way} {island} {since}, {way} others {others:g}"
+
     def _entered(self, state: str) -> tuple[int, ...]:
         return tuple(n for own in self._islands.values() for n in own.states.get(state, ()))
 
 
 def _name(finding: Finding) -> tuple[Cause, str]:
     return finding.cause, finding.subject
+
+
+def _travelled(
+    travels: Mapping[IslandId, Travels], less: Mapping[IslandId, Duration], spread_min: Duration
+) -> tuple[dict[IslandId, Duration], dict[IslandId, float]]:
+    """Return how long payloads of each island travel, and its distance: of the newest ones if that is greater.
+
+    The times are medians, less so many seconds.
+    """
+    reached = {i: own for i, own in travels.items() if own.newest}
+    times = {i: max(0.0, median(own.all.all()) - less.get(i, 0.0)) for i, own in reached.items()}
+    latest = {i: max(0.0, median(own.newest) - less.get(i, 0.0)) for i, own in reached.items()}
+    z, latest_z = distances(times, spread_min), distances(latest, spread_min)
+    late = {i for i in z if _stands_out(latest_z[i]) and latest_z[i] > z[i]}
+    return {**times, **{i: latest[i] for i in late}}, {**z, **{i: latest_z[i] for i in late}}
 
 
 def _stands_out(z: float | None) -> bool:

@@ -9,26 +9,30 @@ once, with decay (``series.DecayingCounts``): what lies a half-life back counts 
 from __future__ import annotations
 
 import errno
+import re
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum, auto
 from math import fsum
 
-from orchestrator.accounting.island_time import ABSENT, GONE, Change, Lifecycle
-from orchestrator.accounting.series import DecayingCounts
+from orchestrator.accounting.island_time import ABSENT, FREEZE_MIN_S, FREEZE_RATIO, GONE, Change, Lifecycle
+from orchestrator.accounting.series import DecayingCounts, Travels
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
 from orchestrator.core.faults import Kind as FaultKind
-from orchestrator.core.messages import Drained, Overdue
+from orchestrator.core.messages import Adopted, Drained, Overdue, Progress, Saved
 from orchestrator.core.vocabulary import (
+    NO_INCARNATION,
     Duration,
     FailureExtent,
+    Incarnation,
     Instant,
     IslandId,
     IslandState,
     IslandTimer,
     IslandTimerKind,
+    RefusalReason,
 )
 from orchestrator.system.plain import counted, some_of
 
@@ -41,7 +45,11 @@ OTHERS_RATIO_MIN = 3.0
 LOOP_LENGTH = 3
 """So many incarnations in a row that failed without a contribution are a crash loop."""
 FAILURES_KEPT = 512
+RECORDS_SHOWN = 5
+LATE_REASONS = RefusalReason.LATE, RefusalReason.STALE_BASE, RefusalReason.ALREADY_MERGED
+UNUSABLE_REASONS = RefusalReason.CORRUPT, RefusalReason.WRONG_SHAPE, RefusalReason.NON_FINITE, RefusalReason.EXPLODING
 _KILLS = frozenset({FaultKind.KILL.value, FaultKind.KILL_HOST.value})
+_NUMBER = re.compile(r"\d[\d,._]*")
 _OF_DISK = tuple(f"[Errno {number}]" for number in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO))
 
 
@@ -76,7 +84,10 @@ _NO_NODES_FAULT = frozenset({Origin.KILL, Origin.CODE, Origin.PLACEMENT})
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """An incarnation that failed. ``contributed`` says whether any of its work was admitted."""
+    """An incarnation that failed. ``contributed`` says whether any of its work was admitted.
+
+    ``kill`` is the record of the command or fault that killed it; 0 if it died otherwise.
+    """
 
     record: int
     at: Instant
@@ -85,6 +96,7 @@ class Failure:
     reason: str
     origin: Origin
     contributed: bool
+    kill: int = 0
 
     @property
     def may_be_the_nodes(self) -> bool:
@@ -93,12 +105,15 @@ class Failure:
 
 @dataclass(slots=True)
 class _Island:
-    """``node`` and the three facts are those of its current incarnation, ``nodes`` all on which it was."""
+    """``node`` and the facts are those of its current incarnation, ``nodes`` all on which it was.
+
+    ``kill`` is the record at which an operator or chaos killed it; 0 if none did.
+    """
 
     node: str = ""
     nodes: set[str] = field(default_factory=set)
     contributed: bool = False
-    killed: bool = False
+    kill: int = 0
     noticed: bool = False
 
 
@@ -124,14 +139,14 @@ class Failures:
                 own.noticed = True
             elif event.kind == FaultKind.KILL_NODE.value:
                 for island in self._islands.values():
-                    island.killed = island.killed or island.node == own.node
-            else:
-                own.killed = own.killed or event.kind in _KILLS
+                    island.kill = number if island.node == own.node else island.kill
+            elif event.kind in _KILLS:
+                own.kill = number
         for effect in effects:
             if isinstance(effect, f.AdmitContribution) and effect.contribution.island in self._islands:
                 self._islands[effect.contribution.island].contributed = True
-            elif isinstance(effect, f.KillIsland) and effect.island in self._islands:
-                self._islands[effect.island].killed = isinstance(event, e.CommandRequested)
+            elif isinstance(effect, f.KillIsland) and isinstance(event, e.CommandRequested):
+                self._islands[effect.island].kill = number
         changes = self.lifecycle.apply(event, effects)
         for change in changes:
             self._changed(number, event, change, effects)
@@ -148,7 +163,8 @@ class Failures:
     def _changed(self, number: int, event: e.Event, change: Change, effects: tuple[f.Effect, ...]) -> None:
         own = self._islands[change.island]
         if change.after == IslandState.PLACING.value:
-            own.contributed = own.killed = own.noticed = False
+            own.contributed = own.noticed = False
+            own.kill = 0
         is_failure = change.after in (IslandState.LOST.value, IslandState.FAILED.value) and change.before not in GONE
         left = isinstance(event, e.IslandReported) and isinstance(event.report, Drained)
         if not is_failure or change.before == ABSENT or own.noticed or left:
@@ -156,8 +172,8 @@ class Failures:
         reason = next((effect.reason for effect in effects if isinstance(effect, f.StopIsland)), "")
         if isinstance(event, (e.ConnectionLost, e.PlacementFailed)):
             reason = event.reason
-        origin = Origin.KILL if own.killed else _origin(event, effects, reason)
-        self.all.append(Failure(number, event.at, change.island, own.node, reason, origin, own.contributed))
+        origin = Origin.KILL if own.kill else _origin(event, effects, reason)
+        self.all.append(Failure(number, event.at, change.island, own.node, reason, origin, own.contributed, own.kill))
 
 
 def _origin(event: e.Event, effects: tuple[f.Effect, ...], reason: str) -> Origin:
@@ -223,6 +239,92 @@ def bad_nodes(
     return bad
 
 
+# ── what an island does ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(slots=True)
+class IslandFacts:
+    """The facts about one island that its diagnosis needs. ``reached`` are its latest (step, instant) by its reports.
+
+    ``pulls`` is how long its contributions with bytes took, ``deliveries`` how long versions took to reach it, ``arrived``
+    and ``adopted`` when the latest of both came, with their records. ``step_count`` is of all incarnations, ``counted`` the
+    latest of them with its own steps and seconds in them. ``held_s`` is how long its loop waited for checkpoints, ``gaps_s``
+    how long it waited between steps at most, by the longest gap of each report, and ``frozen`` how long each of its steps
+    took in which it stood still. ``slowest`` are the reports with the longest mean steps.
+    """
+
+    step_count: int = 0
+    counted: tuple[Incarnation, int, Duration] = (NO_INCARNATION, 0, 0.0)
+    held_s: Duration = 0.0
+    gaps_s: Duration = 0.0
+    frozen: list[Duration] = field(default_factory=list)
+    silent_since: Instant | None = None
+    pulls: Travels = field(default_factory=Travels)
+    deliveries: Travels = field(default_factory=Travels)
+    arrived: deque[tuple[Instant, int]] = field(default_factory=lambda: deque(maxlen=512))
+    adopted: deque[tuple[Instant, int]] = field(default_factory=lambda: deque(maxlen=512))
+    slowest: list[tuple[Duration, int]] = field(default_factory=list)
+    reached: deque[tuple[int, Instant]] = field(default_factory=lambda: deque(maxlen=512))
+    overdue: deque[int] = field(default_factory=lambda: deque(maxlen=RECORDS_SHOWN))
+    late: deque[tuple[Instant, int]] = field(default_factory=lambda: deque(maxlen=512))
+    """When contributions of it were refused as late, with the records."""
+    unusable: deque[int] = field(default_factory=lambda: deque(maxlen=RECORDS_SHOWN))
+    refusals: Counter[RefusalReason] = field(default_factory=Counter)
+    stops: deque[int] = field(default_factory=lambda: deque(maxlen=RECORDS_SHOWN))
+    """Records of faults that stopped its process, and of reports that it stood still."""
+    states: dict[str, deque[int]] = field(default_factory=dict)
+    """The latest records with which it entered each state."""
+    progress: int = 0
+    """The record of its latest report of progress, and below that of its first start."""
+    first_start: int = 0
+
+    def reported(self, number: int, event: e.IslandReported, completed_at: Instant | None) -> None:
+        """Take in a report. ``completed_at`` is when the merge of the version was complete that it adopted."""
+        match event.report:
+            case Progress() as report:
+                self._progressed(number, event.at, event.incarnation, report)
+            case Adopted():
+                self.adopted.append((event.at, number))
+                if completed_at is not None:
+                    self.deliveries.add(event.at - completed_at)
+            case Saved() as report:
+                self.held_s += report.held_seconds
+            case Overdue():
+                self.overdue.append(number)
+
+    def _progressed(self, number: int, at: Instant, incarnation: Incarnation, report: Progress) -> None:
+        _, steps, stepped_s = self.counted if self.counted[0] == incarnation else (incarnation, 0, 0.0)
+        more, took = max(0, report.steps_total - steps), max(0.0, report.stepping_seconds - stepped_s)
+        excess = max(0.0, report.gap_max_seconds - report.step_seconds_median)
+        self.reached.append((report.step, at))
+        self.progress = number
+        self.step_count += more
+        self.gaps_s += more * excess
+        self.counted = incarnation, report.steps_total, report.stepping_seconds
+        if more:
+            self.slowest = sorted([*self.slowest, (took / more, number)])[-RECORDS_SHOWN:]
+        is_long = report.gap_max_seconds > max(FREEZE_MIN_S, FREEZE_RATIO * report.step_seconds_median)
+        is_frozen = (
+            is_long and took - more * report.step_seconds_median > excess / 2.0
+        )  # within a step, not between two
+        was_stopped = self.silent_since is not None and report.gap_max_seconds > (at - self.silent_since) / 2.0
+        if is_frozen or was_stopped:  # a process that was only cut off would have stepped on
+            self.frozen.append(excess)
+            self.stops.append(number)
+        self.silent_since = None
+
+    def late_records(self) -> tuple[int, ...]:
+        """Return the latest records at which a contribution was refused as late."""
+        return tuple(number for _, number in self.late)[-RECORDS_SHOWN:]
+
+    def refused(self, number: int, at: Instant, reason: RefusalReason) -> None:
+        self.refusals[reason] += 1
+        if reason in LATE_REASONS:
+            self.late.append((at, number))
+        elif reason in UNUSABLE_REASONS:
+            self.unusable.append(number)
+
+
 # ── causes ────────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -236,18 +338,34 @@ class Cause(StrEnum):
         member._value_, member.remedy = name, remedy
         return member
 
-    CODE = "an error in the job's own code", "Read the traceback with `atoll logs`, and try the job with `atoll check`."
+    CODE = (
+        "an error in the job's own code",
+        "Read the traceback with `atoll logs`, and try the job with `atoll check`. If one island alone has it, look at its "
+        "part of the data as well.",
+    )
     CRASH_LOOP = "a crash loop", "Read the island's log with `atoll logs`, and drain it if its machine is to blame."
     BAD_NODE = (
         "a bad node",
         "Take the machine out: `atoll cordon GROUP --node NODE`, or `atoll leave` on it. Read its log.",
     )
-    FAILURES = "failures of islands", "Keep standbys, and offer more often (a smaller H), so that less is lost."
+    FAILURES = (
+        "failures of islands",
+        "`atoll logs` has their last words, and a kernel's log (`dmesg`) says what it killed for want of memory. Standbys, "
+        "and offers that come more often (a smaller H), lose less.",
+    )
     DEPARTURES = "islands that left and came back", "Their machines were taken back, or drained: standbys shorten this."
     ON_PURPOSE = "deliberate kills", "Nothing: an operator or chaos killed these islands."
     NO_NODE = "a node group without room", "Add nodes to the group (`atoll join`), or `atoll scale` another one."
     CORDONED = "a cordoned node group", "`atoll uncordon` the group, or scale the job down on it."
-    LINK = "a lost connection", "Look at the line between the island and the synchroniser: `atoll doctor --lines`."
+    LINK = (
+        "a lost connection",
+        "Look at the line between the island and the synchroniser: `atoll doctor --lines`. A process that was stopped is as "
+        "silent: `atoll islands -o wide` names its node and pid.",
+    )
+    NO_SYNCHRONISER = (
+        "a synchroniser that does not answer",
+        "Look at its process and its machine. If it died it is placed again; if it stands still, end its process.",
+    )
     FULL_DISK = "a full or broken disk", "Free space on that disk, or replace it. The failures' reasons name the error."
     SLOW_MERGES = (
         "merges that take too long",
@@ -271,8 +389,16 @@ class Cause(StrEnum):
         "work that came too late",
         "Lengthen the grace window (`atoll set JOB grace=…`). If no slack is left to wait in, set `grace_floor_steps`.",
     )
-    UNUSABLE_WORK = "unusable contributions", "Read the island's log; values that are not finite mean a too high rate."
-    HUNG_STEP = "a hung or stopped process", "Look at the island's machine; its log names the step that hung."
+    UNUSABLE_WORK = (
+        "unusable contributions",
+        "If several islands have it, lower the learning rate. If it is one, suspect its data, its accelerator and its "
+        "memory, and for bytes that changed its line.",
+    )
+    HUNG_STEP = (
+        "a hung or stopped process",
+        "Look at the island's machine: a process that was stopped, a machine that swaps or was suspended. The island's log "
+        "names a step that hung, which may wait for data, a file or a peer.",
+    )
     HELD_UP = (
         "an island that waits between steps",
         "The others do not: look at its machine's cores, memory and disk, and at what else runs there.",
@@ -288,7 +414,7 @@ class Cause(StrEnum):
     EVALUATION = "evaluations on training islands", "Evaluate more rarely, on fewer sequences, or on a node of its own."
     STARTING = (
         "the start of islands",
-        "Keep the compile cache across restarts. In a longer job this share falls.",
+        "In a longer job this share falls. If most of it is compiling, keep the compile cache across restarts.",
     )
     ENDING = "the end of the job", "Nothing: islands wait for each other's last work. In a longer job this share falls."
     UNDONE = (
@@ -303,6 +429,10 @@ class Cause(StrEnum):
     OTHER = "another cause", "Read `atoll logs JOB synchroniser`."
 
 
+USUAL = frozenset({Cause.STARTING, Cause.ENDING, Cause.WAITING, Cause.OVERWRITTEN, Cause.LATE_WORK, Cause.ON_PURPOSE})
+"""What any job has, or was meant to have."""
+
+
 @dataclass(frozen=True, slots=True)
 class Finding:
     """One cause. ``island_seconds`` is what it cost, ``share`` its part of all island time, ``records`` are tape lines."""
@@ -314,6 +444,46 @@ class Finding:
     statement: str
     remedy: str
     records: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class IslandFigures:
+    """The figures of an island beside the others'.
+
+    ``step_s`` is the mean time of a step. ``pull_s`` is the median time that a contribution travels, and ``delivery_s`` that
+    from a merge to its adoption, less a step. ``waiting_ratio`` is the part of the time in training in which the island did
+    not step. Each has its distance ``z`` from the others in spreads.
+    """
+
+    island: IslandId
+    node: str
+    step_s: Duration | None
+    step_z: float | None
+    pull_s: Duration | None
+    pull_z: float | None
+    delivery_s: Duration | None
+    delivery_z: float | None
+    waiting_ratio: float
+    waiting_z: float | None
+    failure_count: int
+
+    @property
+    def line_z(self) -> float | None:
+        """Return how far the slower way of its line is from the others'."""
+        return max((z for z in (self.pull_z, self.delivery_z) if z is not None), default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """``cause`` is None where nothing costs ``SHARE_MIN`` of the time; ``others`` are further causes, largest first."""
+
+    outcome: str | None
+    reason: str
+    goodput_ratio: float
+    cause: Finding | None
+    others: tuple[Finding, ...]
+    islands: tuple[IslandFigures, ...]
+    node_failures: Mapping[str, float]
 
 
 Culprits = Mapping[IslandId, tuple[Cause, str] | None]
@@ -336,6 +506,8 @@ def culprit(
         return Cause.ON_PURPOSE, ""
     if Origin.CODE in origins and shared_error(failures) is not None:
         return Cause.CODE, ""
+    if Origin.CODE in most:
+        return Cause.CODE, island
     if Origin.DISK in most:
         nodes = {one.node for one in failures.all if one.origin is Origin.DISK}
         return Cause.FULL_DISK, nodes.pop() if len(nodes) == 1 else ""
@@ -346,43 +518,57 @@ def culprit(
         return Cause.UNUSABLE_WORK, island
     if Origin.HUNG in most:
         return Cause.HUNG_STEP, island
-    in_vain = longest = 0
-    for one in own:
-        in_vain = 0 if one.contributed or one.origin is Origin.KILL else in_vain + 1
-        longest = max(longest, in_vain)
-    if longest >= LOOP_LENGTH:
+    if _lives_in_vain(own) >= LOOP_LENGTH:
         return (Cause.NO_NODE, group) if Origin.PLACEMENT in most else (Cause.CRASH_LOOP, island)
     if Origin.SILENCE in most:
         return Cause.HUNG_STEP if stood_still else Cause.LINK, island
-    return Cause.FAILURES, ""
+    return Cause.FAILURES, island if all(one.island == island for one in failures.all) else ""
+
+
+def _lives_in_vain(failures: Iterable[Failure]) -> int:
+    """Return how many incarnations of an island failed in a row without a contribution, at most."""
+    in_vain = longest = 0
+    for one in failures:
+        in_vain = 0 if one.contributed or one.origin is Origin.KILL else in_vain + 1
+        longest = max(longest, in_vain)
+    return longest
 
 
 def shared_error(failures: Failures) -> str | None:
-    """Return the error of user code that ended incarnations of several islands, or of the only one that failed so."""
+    """Return the error of user code that ended incarnations of several islands, or of the only one that was placed.
+
+    Numbers in it do not count: the step at which it was raised is one.
+    """
     errors: dict[str, set[IslandId]] = {}
+    reasons: dict[str, str] = {}
     for one in failures.all:
         if one.origin is Origin.CODE:
-            errors.setdefault(one.reason, set()).add(one.island)
+            kind = _NUMBER.sub("0", one.reason)
+            errors.setdefault(kind, set()).add(one.island)
+            reasons[kind] = one.reason
     placed = sum(map(bool, failures.nodes().values()))
-    return next((reason for reason, islands in errors.items() if len(islands) >= min(2, placed)), None)
+    return next((reasons[kind] for kind, islands in errors.items() if len(islands) >= min(2, placed)), None)
 
 
 def evidence(failures: Failures, blamed: Sequence[Failure], cause: Cause, subject: str) -> str:
     """Return a statement about failures that are put down to this cause; empty if the cause has other evidence."""
-    last, times = blamed[-1].reason, counted(len(blamed), "failure")
+    last, times = blamed[-1].reason.rstrip("."), counted(len(blamed), "failure")
     islands = some_of(sorted({one.island for one in blamed}), 8)
     match cause:
+        case Cause.CODE if subject:
+            return f"{subject} failed {counted(len(blamed), 'time')} by errors of its own ({last})"
         case Cause.CODE:
             return f"islands die of the same error ({shared_error(failures)})"
         case Cause.CRASH_LOOP:
-            times = counted(len(blamed), "time")
-            return f"{subject} failed {times} and contributed nothing in {LOOP_LENGTH} lives in a row ({last})"
+            times, lives = counted(len(blamed), "time"), _lives_in_vain(blamed)
+            return f"{subject} failed {times} and contributed nothing in {lives} lives in a row ({last})"
         case Cause.BAD_NODE:
             return f"{times} on node {subject} ({islands})"
         case Cause.FULL_DISK:
             return f"{times} on {f'node {subject}' if subject else 'several nodes'} ({last})"
         case Cause.FAILURES:
-            return f"{times} of {islands}"
+            nodes = some_of(sorted({one.node for one in blamed if one.node}), 8)
+            return f"{times} of {islands}{f' on {nodes}' if nodes else ''} (the last: {last})"
         case Cause.ON_PURPOSE:
             return f"{counted(len(blamed), 'deliberate kill')} of {islands}"
         case _:

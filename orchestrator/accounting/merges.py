@@ -23,7 +23,7 @@ from typing import Any
 from orchestrator.accounting.series import Epochs, Histogram, Series, policy_after
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
-from orchestrator.core.messages import MixtureFigures, Progress
+from orchestrator.core.messages import Flushed, MixtureFigures, Progress
 from orchestrator.core.vocabulary import (
     NO_INCARNATION,
     Duration,
@@ -316,3 +316,44 @@ class MergeTimes:
         of_all = self.seconds.count / len(points) if points else 1.0
         together = of_all * fsum(took for took, _ in long) + fsum(took for took, _ in under_way)
         return (*long, *under_way), together
+
+
+@dataclass(slots=True)
+class LastWork:
+    """The waits of islands at the end of a job are for each other's last steps, for bytes on their way, and for merges.
+
+    ``offered`` is when each island had offered all its work, ``arrived`` when the last contribution of each came after the
+    islands were told to offer it.
+    """
+
+    is_due: bool = False
+    offered: dict[IslandId, Instant] = field(default_factory=dict)
+    arrived: dict[IslandId, Instant] = field(default_factory=dict)
+    merged_at: Instant = 0.0
+
+    def apply(self, event: e.Event, effects: tuple[f.Effect, ...]) -> None:
+        if self.is_due and isinstance(event, e.ContributionArrived):
+            self.arrived[event.contribution.island] = event.at
+        elif self.is_due and isinstance(event, e.MergeCompleted):
+            self.merged_at = event.at
+        elif isinstance(event, e.IslandReported) and isinstance(event.report, Flushed):
+            self.offered[event.island] = event.at
+        self.is_due = self.is_due or any(isinstance(effect, f.FlushIsland) for effect in effects)
+
+    def waits(self) -> tuple[tuple[IslandId, Duration], tuple[IslandId, Duration], Duration]:
+        """Return the last island to offer and how long all others waited for it, the same of arrivals, and of merges.
+
+        The waits follow each other. Each is island time: of all islands that had offered everything by then.
+        """
+        if not self.offered:
+            return (IslandId(""), 0.0), (IslandId(""), 0.0), 0.0
+        last = max(self.offered, key=lambda island: (self.offered[island], island))
+        before = sorted(at for island, at in self.offered.items() if island != last)
+        since = self.offered[last]
+        slowest = max(self.arrived, key=lambda island: (self.arrived[island], island), default=last)
+        usual = max((at for island, at in self.arrived.items() if island != slowest), default=since)
+        arrived_at = max(since, self.arrived.get(slowest, since))
+        travel = max(0.0, arrived_at - max(since, usual))
+        merging = max(0.0, self.merged_at - arrived_at)
+        count = len(self.offered)
+        return (last, fsum(since - at for at in before)), (slowest, count * travel), count * merging

@@ -8,6 +8,7 @@ below it), but each count is of one bucket: an exporter adds them up.
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
@@ -19,6 +20,8 @@ from orchestrator.core.vocabulary import FIRST_EPOCH, Duration, Epoch, Instant, 
 Point = TypeVar("Point")
 Name = TypeVar("Name", bound=str)
 SPREAD_RATIO_MIN = 0.1
+NEWEST = 16
+"""So many of the newest payloads show what a line is like now."""
 
 
 class Series(Generic[Point]):
@@ -51,6 +54,20 @@ class Series(Generic[Point]):
         if self.last is None or (self.count - 1) % self._stride == 0:
             return list(self.points)
         return [*self.points, self.last]
+
+
+class Travels:
+    """The times that payloads travelled are kept as points of all, and the newest: a line may have become thin of late."""
+
+    all: Series[Duration]
+    newest: deque[Duration]
+
+    def __init__(self) -> None:
+        self.all, self.newest = Series(256), deque(maxlen=NEWEST)
+
+    def add(self, took: Duration) -> None:
+        self.all.add(took)
+        self.newest.append(took)
 
 
 def median(values: Sequence[float]) -> float:

@@ -7,13 +7,8 @@ from typing import Any
 
 import pytest
 
-from orchestrator.accounting.diagnosis import (
-    RECORDS_SHOWN,
-    SHARE_MIN,
-    Diagnosis,
-    Diagnostician,
-)
-from orchestrator.accounting.failures import Cause
+from orchestrator.accounting.diagnosis import SHARE_MIN, Diagnostician
+from orchestrator.accounting.failures import RECORDS_SHOWN, Cause, Diagnosis
 from orchestrator.accounting.series import DecayingCounts, distances
 from orchestrator.core import commands as c
 from orchestrator.core import effects as f
@@ -121,13 +116,14 @@ def test_a_lost_connection_is_named_with_the_record_at_which_it_was_lost():
     assert all(isinstance(by_number[number], e.ConnectionLost) for number in link.records)
 
 
-def test_kills_by_commands_are_deliberate():
-    story = Told()
+def test_kills_by_commands_are_deliberate_and_their_records_are_the_commands():
+    story, kills = Told(), []
     for n in range(4):
         story.happen(e.CommandRequested, f"kill-{n}", "operator", c.Kill("a"))
+        kills.append(story.number)
         story.dies("a")
         story.comes_back("a")
-    assert story.causes()[Cause.ON_PURPOSE].records
+    assert story.causes()[Cause.ON_PURPOSE].records == tuple(kills)
     assert not {Cause.CRASH_LOOP, Cause.FAILURES, Cause.BAD_NODE} & story.causes().keys()
 
 
@@ -170,7 +166,7 @@ def test_an_island_that_dies_again_and_again_without_contributing_is_in_a_crash_
         story.comes_back("b")
     loop = story.causes()[Cause.CRASH_LOOP]
     assert (loop.subject, len(loop.records)) == ("b", 4)
-    assert "process died" in loop.statement
+    assert "nothing in 4 lives in a row (process died)" in loop.statement
     assert loop.share >= SHARE_MIN
 
 
@@ -198,6 +194,46 @@ def test_the_same_error_on_several_islands_is_the_jobs_code():
         story.comes_back(island)
     code = story.causes()[Cause.CODE]
     assert "KeyError: 'text'" in code.statement
+
+
+def test_errors_that_differ_in_numbers_only_are_the_same() -> None:
+    """An island adds the step at which its code failed, and most messages have an index or a size."""
+    story = Told("ab")
+    for step, island in enumerate("ab"):
+        reason = f"its own code failed: ValueError: row {7 * step} is ragged (at step {1000 + step:,})"
+        story.happen(e.ConnectionLost, island, story.incarnation(island), True, reason)
+        story.comes_back(island)
+    code = story.causes()[Cause.CODE]
+    assert code.subject == ""
+    assert "row 7 is ragged" in code.statement, "the latest"
+
+
+def test_an_error_of_one_islands_code_is_no_crash_loop_of_its_machine() -> None:
+    story, failed = Told(), []
+    for step in range(4):
+        story.happen(
+            e.ConnectionLost, "b", story.incarnation("b"), True, f"its own code failed: KeyError (at step {step})"
+        )
+        failed.append(story.number)
+        story.comes_back("b")
+    code = story.causes()[Cause.CODE]
+    assert (code.subject, code.records) == ("b", tuple(failed))
+    assert "b failed 4 times by errors of its own" in code.statement
+    assert Cause.CRASH_LOOP not in story.causes()
+
+
+def test_failures_of_one_island_are_told_with_its_node_and_what_ended_it() -> None:
+    story = Told()
+    for _ in range(2):
+        story.dies("b")
+        story.comes_back("b", contributes=True)
+    failures = story.causes()[Cause.FAILURES]
+    assert failures.subject == "b"
+    assert "2 failures of b on" in failures.statement
+    assert "(the last: process died)" in failures.statement
+    story.dies("c")
+    story.comes_back("c")
+    assert story.causes()[Cause.FAILURES].subject == ""
 
 
 def test_a_job_that_its_own_code_ended_has_that_as_its_cause():
@@ -330,3 +366,77 @@ def test_an_island_lost_for_a_step_without_end_hung() -> None:
 def test_a_job_that_lacked_its_quorum_for_long_is_told_so_when_it_has_ended() -> None:
     kept_away = Fault(3.0, FaultKind.KILL_AND_KEEP_AWAY, ASIA)
     assert cause_of(kept_away, quorum=4) == (Cause.NO_QUORUM, "")
+
+
+def test_a_line_that_became_slow_is_thin_before_half_of_the_job_had_it() -> None:
+    """What had travelled before was most of it: its median was usual, and hardly anything came since."""
+    slow = Fault(16.0, FaultKind.SLOW, ASIA, 600.0, bytes_per_second=2e4)
+    facts: dict[str, Any] = {"payload_bytes": 80_000, "bandwidth_bytes_per_s": (1e9,) * 4, "steps": 500}
+    assert cause_of(slow, until=27.0, **facts) == (Cause.THIN_LINE, "asia")
+    assert cause_of(slow, **facts) == (Cause.THIN_LINE, "asia")
+
+
+def test_contributions_that_arrive_no_more_are_named_though_most_of_them_did() -> None:
+    lost = Fault(16.0, FaultKind.DROP, ASIA, count=10_000)
+    diagnosis, records = diagnosis_of(lost, until=28.0, steps=800)
+    assert diagnosis.cause is not None
+    assert (diagnosis.cause.cause, diagnosis.cause.subject) == (Cause.NOT_ARRIVING, "asia")
+    assert "contributions came from asia in the 12" in diagnosis.cause.statement
+    by_number = {record.n: record.event for record in records}
+    arrived = [n for n in diagnosis.cause.records if isinstance(by_number[n], e.ContributionArrived)]
+    assert len(arrived) == 1, "the last one that came"
+
+
+def test_a_step_that_hangs_while_the_island_answers_hung_and_its_report_shows_it() -> None:
+    story = Told()
+    story.reports("b", 1, Progress(10, 10, 100, 1.0, 0.1, 0.1, 2.0))
+    story.wait(20.0)
+    story.reports("b", 1, Progress(11, 11, 110, 21.0, 0.1, 20.0, 2.0))
+    hung = story.causes()[Cause.HUNG_STEP]
+    assert (hung.subject, hung.records) == ("b", (story.number,))
+    assert "stood still, for 19.9 s at the longest" in hung.statement
+
+
+def test_islands_wait_at_the_end_for_the_one_that_hangs() -> None:
+    """Their wait was called the end of the job, about which nothing can be done."""
+    hangs = tuple(Pace(4.0 * n + 1.0, 4.0 * n + 1.2, 60.0 * STEP_S) for n in range(100))
+    diagnosis, _ = diagnosis_of(paces=of_asia(hangs, ()), median_over=9)
+    assert diagnosis.cause is not None
+    assert (diagnosis.cause.cause, diagnosis.cause.subject) == (Cause.HUNG_STEP, "asia")
+    assert all(one.share < SHARE_MIN for one in diagnosis.others if one.cause is Cause.ENDING)
+
+
+def test_the_start_of_a_young_job_hides_no_fault() -> None:
+    slow = {"step_s": of_asia(3.0 * STEP_S, STEP_S), "start_s": (8.0, 9.0)}
+    diagnosis, _ = diagnosis_of(until=16.0, **slow)
+    assert diagnosis.cause is not None
+    assert (diagnosis.cause.cause, diagnosis.cause.subject) == (Cause.STRAGGLER, "asia")
+    starting = next(one for one in diagnosis.others if one.cause is Cause.STARTING)
+    assert starting.share > diagnosis.cause.share
+
+
+def test_a_straggler_is_shown_by_its_slowest_reports() -> None:
+    paces = tuple(Pace(2.0 * n, 2.0 * n + 0.8, 6.0 * STEP_S) for n in range(200))
+    diagnosis, records = diagnosis_of(paces=of_asia(paces, ()))
+    assert diagnosis.cause is not None
+    by_number = {record.n: record.event for record in records}
+    shown = [by_number[number] for number in diagnosis.cause.records]
+    assert len(shown) == RECORDS_SHOWN
+    assert all(one.island == "asia" and one.report.gap_max_seconds >= 5.0 * STEP_S for one in shown)
+
+
+def test_unusable_work_is_told_with_how_often_and_why() -> None:
+    diagnosis, _ = diagnosis_of(Fault(4.0, FaultKind.CORRUPT, ASIA, count=12), steps=100)
+    unusable = next(one for one in (diagnosis.cause, *diagnosis.others) if one and one.cause is Cause.UNUSABLE_WORK)
+    assert " corrupt)" in unusable.statement
+
+
+def test_work_that_is_refused_as_late_until_the_end_came_too_late() -> None:
+    """Its island keeps it and offers it again, so that it was only unmerged when the job ended."""
+    diagnosis, records = diagnosis_of(merge_s=(0.2, 0.3), steps=200)
+    assert diagnosis.cause is not None
+    assert diagnosis.cause.cause is Cause.LATE_WORK
+    by_number = {record.n: record for record in records}
+    for number in diagnosis.cause.records:
+        assert any(isinstance(effect, f.RefuseContribution) for effect in by_number[number].effects)
+    assert cause_of(merge_s=(0.2, 0.3), steps=200, until=9.0)[0] is Cause.LATE_WORK

@@ -12,13 +12,12 @@ import pytest
 from api.jobs.overseer import Overseer
 from api.jobs.service import Service
 from api.metrics.exposition import state_of
-from api.run.explanations import with_end
-from api.schemas import JobState
+from api.run.explanations import with_end, with_silence, with_status, without_tape
+from api.schemas import Job, JobState
 from api.storage.store import Store
-from orchestrator.accounting.diagnosis import Diagnosis
-from orchestrator.accounting.failures import Cause, Finding
+from orchestrator.accounting.failures import Cause, Diagnosis, Finding
 from orchestrator.core import commands
-from orchestrator.errors import TRY_OUTSIDE, Conflict, NotFound
+from orchestrator.errors import TRY_OUTSIDE, Conflict, InfrastructureError, NotFound
 from orchestrator.status import StatusDocument
 from tests.api.clockwork import Clockwork
 from tests.api.installation import Installation
@@ -137,3 +136,44 @@ def test_an_end_that_the_tape_lacks_is_in_the_diagnosis(state: str, reason: str,
     assert starting in (ended.cause, *ended.others)
     on_tape = replace(so_far, outcome="failed", reason="as on the tape")
     assert with_end(on_tape, state, reason) is on_tape
+
+
+SO_FAR = Diagnosis(None, "", 0.5, Finding(Cause.STARTING, "", 4.0, 0.5, "started", "wait", (2,)), (), (), {})
+
+
+def job_that(state: JobState, reason: str = "", *troubles: str) -> Job:
+    return Job.model_construct(job="a", state=state, reason=reason, troubles=list(troubles))
+
+
+def test_a_full_disk_leads_the_diagnosis_though_the_tape_cannot_have_it() -> None:
+    told = "the tape cannot be written: [Errno 28] No space left on device"
+    diagnosis = with_status(SO_FAR, job_that(JobState.RUNNING, "", "a line is slow", told))
+    assert diagnosis.cause is not None
+    assert (diagnosis.cause.cause, diagnosis.cause.statement) == (Cause.FULL_DISK, told)
+    assert SO_FAR.cause in diagnosis.others
+    assert with_status(SO_FAR, job_that(JobState.RUNNING, "", "a line is slow")) is SO_FAR
+
+
+def test_a_synchroniser_that_does_not_answer_leads_the_diagnosis() -> None:
+    """The tape is on the disk, and the diagnosis is wanted most just then."""
+    error = InfrastructureError(detail="The synchroniser of job a has not answered for 9.0 s.", remedy="Try again.")
+    diagnosis = with_silence(SO_FAR, error)
+    assert diagnosis.cause is not None
+    assert diagnosis.cause.cause is Cause.NO_SYNCHRONISER
+    assert "has not answered for 9.0 s" in diagnosis.cause.statement
+    assert SO_FAR.cause in diagnosis.others
+
+
+@pytest.mark.parametrize(
+    ("state", "reason", "expected"),
+    [
+        (JobState.QUEUED, "waits for 4 CPUs", "Job a is queued (waits for 4 CPUs) and has no tape yet."),
+        (
+            JobState.COMPLETED,
+            "the budget is reached.",
+            "Job a is completed (the budget is reached), and there is no tape",
+        ),
+    ],
+)
+def test_a_job_without_a_tape_is_told_so_with_its_state(state: JobState, reason: str, expected: str) -> None:
+    assert without_tape(job_that(state, reason), Path("/runs/a")).detail.startswith(expected)

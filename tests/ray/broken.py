@@ -43,6 +43,10 @@ def fails_at_step_five(spec: Mapping[str, Any], shard_index: int, shard_count: i
     return Failing(spec, shard_index)
 
 
+def fails_alone(spec: Mapping[str, Any], shard_index: int, shard_count: int) -> SyntheticTrainer:
+    return Failing(spec, shard_index) if shard_index == 1 else SyntheticTrainer(spec, shard_index)
+
+
 def exits_at_step_five(spec: Mapping[str, Any], shard_index: int, shard_count: int) -> SyntheticTrainer:
     return Exiting(spec, shard_index)
 

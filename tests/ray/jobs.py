@@ -14,6 +14,8 @@ from typing import Any
 import psutil
 import pytest
 
+from orchestrator.accounting.diagnosis import Diagnostician
+from orchestrator.accounting.failures import Diagnosis
 from orchestrator.accounting.goodput import Goodput
 from orchestrator.core import effects, events
 from orchestrator.core.commands import Command
@@ -267,6 +269,15 @@ def assert_sound(job: Job) -> None:
             versions[event.fragment], digests[event.fragment] = event.version, event.digest
     for tokens in (goodput.summary()["tokens"], job.last["goodput"]["tokens"]):
         assert tokens["trained"] == pytest.approx(tokens["merged"] + tokens["discarded"] + tokens["in_flight"])
+
+
+def diagnosis_of(job: Job) -> Diagnosis:
+    """The diagnosis of the job's tape so far."""
+    tape = read_tape(job.run_dir / "tape.jsonl")
+    fold = Diagnostician(tape.header.policy)
+    for record in tape.records:
+        fold.apply(record.n, record.event, record.effects)  # type: ignore[arg-type]  # its header says: a job's tape
+    return fold.diagnosis()
 
 
 def assert_nobody_gave_before_it_had_a_state(job: Job) -> None:

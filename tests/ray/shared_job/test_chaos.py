@@ -12,11 +12,13 @@ from typing import Any
 
 import pytest
 
+from orchestrator.accounting.failures import Cause
 from orchestrator.core import commands, events
 from orchestrator.core.messages import Adopted, Progress
 from orchestrator.core.vocabulary import RefusalReason
 from orchestrator.errors import AtollError
-from tests.ray.jobs import STEPS_ON, Job, gone, pids_of, stop
+from tests.harness.reports import of_kind
+from tests.ray.jobs import STEPS_ON, Job, diagnosis_of, gone, pids_of, stop
 
 pytestmark = pytest.mark.ray
 PAYLOAD_BYTES = 12_900
@@ -54,6 +56,13 @@ def test_a_stopped_island_goes_on_by_itself_or_when_told_to_and_the_tape_says_wh
     job.wait_until(lambda: all(standstill(job, one) for one in stops), "a report of each")
     blamed = job.status()["statistics"]["bystander_gap"]
     assert (blamed["island"], blamed["at"]) not in [("asia", standstill(job, one)) for one in stops]
+
+    diagnosis = diagnosis_of(job)
+    every = [diagnosis.cause, *diagnosis.others]
+    hung = next(one for one in every if one and (one.cause, one.subject) == (Cause.HUNG_STEP, "asia"))
+    shown = {record.n: record.event for record in job.records() if record.n in hung.records}
+    reports = [event.at for event in of_kind(shown.values(), Progress)]
+    assert standstill(job, stops[-1]) in reports, "the report that shows it is among its records"
 
 
 def test_an_island_that_is_cut_off_trains_on_unheard_and_gives_its_work_when_it_is_heard_again(
