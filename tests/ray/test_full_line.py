@@ -90,8 +90,8 @@ Begin = Callable[[Line, Parameters], list[events.Event]]
 
 
 @pytest.fixture
-def begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Begin]:
-    """Makes a report link over these, and returns its events."""
+def begin(port: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Begin]:
+    """Makes a report link over these, and returns its events. Ray is imported, which reads what ``port`` has set."""
     from orchestrator.runtime import report_link
 
     monkeypatch.setattr("orchestrator.runtime.cluster.address_of", lambda _: None)
