@@ -523,7 +523,7 @@ _FAMILIES = (
         "counter",
         "atoll_payloads",
         ("atoll_job", "direction"),
-        "Fragments sent up to, and down from, the synchroniser.",
+        "Fragments pulled up by the synchroniser, and published down to islands. One that an island holds needs no bytes.",
     ),
     Family(
         "counter",

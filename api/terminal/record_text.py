@@ -45,7 +45,8 @@ EVENTS = {
     "IslandDrained": "{island} is drained: all its work is merged",
     "NoticeReceived": "the node of {island} will go away: {cause}",
     "ContributionArrived": "contribution of {contribution[island]} to fragment {contribution[fragment]}: "
-    "{contribution[step_count]} steps, {contribution[token_count]:,} tokens on version {contribution[base_version]}",
+    "{contribution[step_count]} steps, {contribution[token_count]:,} tokens on version {contribution[base_version]}"
+    "{displacement}",
     "ContributionUnusable": "contribution of {contribution[island]} to fragment {contribution[fragment]} is unusable, "
     "{reason}: {detail}",
     "MergeFailed": "fragment {fragment} keeps its version, {version} is unusable: {reason}",
@@ -107,7 +108,7 @@ EFFECTS = {
     "FinishJob": "the job is {outcome}: {reason}",
 }
 """Effects with an empty text are bookkeeping that the others imply."""
-ADDED_LATER = {"place": "", "upgrade": ""}
+ADDED_LATER = {"place": "", "upgrade": "", "displacement": 0.0}
 """Defaults for fields that messages of earlier builds lack."""
 
 
@@ -153,6 +154,8 @@ def _named(name: str, value: Any) -> Any:
         return f"; {value}" if value else ""
     if name == "damage":
         return f"; cut off as damaged: {value}" if value else ""
+    if name == "displacement":
+        return ", too old for its bytes to be pulled" if value is None else ""
     if name == "accepted":
         return "accepted" if value else "refused"
     if name == "island":

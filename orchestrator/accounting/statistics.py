@@ -16,7 +16,8 @@ again that the incarnation before had read, and flaws in that text count in both
 Traffic between islands and synchroniser, and its outcome: payloads each way, admissions, states handed over.
 
     up     the bytes of a contribution, held on the synchroniser's side
-    down   a published fragment for one recipient, or one fragment of a whole state taken from the synchroniser
+    down   a published fragment for one recipient, or one fragment of a whole state taken from the synchroniser; also one
+           that is published again to an island which holds it, and is therefore sent no bytes
 
 Counts payloads by fragment. Their sizes are not on the tape: the shell knows them (``orchestrator.status``), and
 the exporter of bytes multiplies. A state that comes from a peer passes the synchroniser by and is counted as a catch-up
@@ -61,7 +62,7 @@ PEER, SYNCHRONISER, LEFT = "peer", "synchroniser", "left state"
 class Pulls:
     """Tells whether the bytes of a contribution travelled: they do not where it is refused for its age alone.
 
-    Those that come are measured. On tapes of builds that measured nothing, and of simulations, all of them came.
+    Those that come are measured. On tapes of builds that measured nothing, all of them came.
     """
 
     _measures: bool

@@ -43,6 +43,7 @@ from orchestrator.core.vocabulary import FragmentId, MergedOffer, PayloadId, Sch
 from orchestrator.errors import PayloadDamaged, TransferCancelled, TransferError, first_line, in_words, origin
 from orchestrator.host.job_context import JobContext
 from orchestrator.host.line_traffic import LineCounter
+from orchestrator.host.records import UNKNOWN
 from orchestrator.parameters.holding import EVERYTHING, Holding
 from orchestrator.parameters.shard import Held, Unusable
 from orchestrator.parameters.wire_format import InvalidPayload
@@ -233,9 +234,24 @@ class ParameterLink:
         """There is this offer, which may make the pull of an older one of its fragment needless."""
         self._newest_offer[offer.fragment] = max(offer.offer, self._newest_offer.get(offer.fragment, 0))
 
+    def is_replaced(self, offer: Offer) -> bool:
+        """Return whether there is a newer offer of its fragment: the island does not give the bytes of this one any more."""
+        return self._newest_offer.get(offer.fragment, 0) > offer.offer
+
     def versions_behind(self, offer: Offer) -> int:
         """Return how many versions of its fragment were published since the one that this offer is based on."""
         return max(0, self._newest_version.get(offer.fragment, 0) - offer.base_version)
+
+    def withdraw(self, offer: Offer, request: Request) -> bool:
+        """Let go of an offer that was asked for, if its bytes are still to be pulled. Return whether it was let go."""
+        try:
+            answers = [self._link.get(answer, 0.0) for answer in request]
+        except (RayError, TimeoutError):
+            return False  # what is still to be answered may have the bytes
+        for rank, carried in enumerate(answers):
+            if carried is not None:
+                self._let_go(rank, offer, carried)
+        return any(isinstance(carried, Ticket) for carried in answers)
 
     def abandon(self) -> None:
         """The island's process is gone: pulls from it end now, and not when they are found to stall."""
@@ -274,7 +290,7 @@ class ParameterLink:
             return self._closed.is_set() or self._dead.is_set()
 
         def superseded() -> bool:
-            return may_pass_over and self._newest_offer.get(fragment, 0) > offer.offer
+            return may_pass_over and self.is_replaced(offer)
 
         while not over():
             try:
@@ -377,10 +393,12 @@ class ParameterLink:
             if not self._link.wait_until_open():
                 self._line.waits(0, 0)
                 return
-            for one in consignments:
-                self._line.sent("values" if one.shipment.since is None else "update", one.shipment.byte_count)
+            with_bytes = [one.shipment for one in consignments if one.shipment.payloads]
+            for shipment in with_bytes:
+                self._line.sent("values" if shipment.since is None else "update", shipment.byte_count)
             self._send(consignments)
-            self._line.delivered(time.monotonic() - began)
+            if with_bytes:
+                self._line.delivered(time.monotonic() - began)
             with self._outgoing_changed:
                 self._under_way = {}
                 self._count_waiting()
@@ -406,9 +424,16 @@ class ParameterLink:
         return consignments
 
     def _count_waiting(self) -> None:
-        """The caller has locked what is outgoing."""
-        deliveries = [*self._outgoing.values(), *self._under_way.values()]
+        """Count what has not arrived, and not what the island holds. The caller has locked what is outgoing."""
+        both = (*self._outgoing.items(), *self._under_way.items())
+        deliveries = [
+            delivery for fragment, delivery in both if not self._is_held(fragment, delivery.published.version)
+        ]
         self._line.waits(len(deliveries), sum(delivery.published.usual_bytes for delivery in deliveries))
+
+    def _is_held(self, fragment: FragmentId, version: Version) -> bool:
+        """Return whether each of the island's processes said that it holds this version or a later one."""
+        return all(self._held.get((rank, fragment), UNKNOWN) >= version for rank in range(len(self._ranks)))
 
     def _join(self) -> None:
         """Make the island's processes members of the channel, however long that takes; what needs it waits for it there."""

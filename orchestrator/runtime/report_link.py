@@ -301,16 +301,23 @@ class ReportLink:
         return True
 
     def _is_outdated(self, offer: messages.Offer) -> bool:
+        """Return whether the core refuses it, whatever else it finds.
+
+        It is as far behind for the core as here, or further: only versions that the core has are published, and a fragment's
+        version never falls in a synchroniser's life. A rollback, and a shard that lost a version, make a newer one.
+        """
         return self._parameters.versions_behind(offer) > self._staleness_max
 
     def _relay_offer(self, offer: messages.Offer, request: Request | None) -> int:
         """Have the offer's bytes held and say so; an offer that was replaced, or died with its island, is no event.
 
-        One that is refused anyway, because its fragment has moved on, is an event without its bytes: where a line is full,
-        pulling them would keep the island as late as it is, with all its offers.
+        One that is refused anyway, because its fragment has moved on, is an event without its bytes, unless an answer had
+        them. Where a line is full, pulling them would keep the island as late as it is, with all its offers.
         """
         contribution = contribution_of(offer, self._island, self._incarnation)
-        if request is None and self._is_outdated(offer):
+        if self._is_outdated(offer) and (request is None or self._parameters.withdraw(offer, request)):
+            if self._parameters.is_replaced(offer):
+                return 0  # of many that wait after a cut, one is enough to be refused
             return self._post(lambda at: events.ContributionArrived(at, contribution))
         try:
             fetched = self._parameters.fetch(

@@ -33,6 +33,7 @@ from orchestrator.core.vocabulary import (
     Instant,
     IslandId,
     JobPolicy,
+    Life,
     MergedOffer,
     ScheduleAnchor,
     Version,
@@ -188,9 +189,9 @@ class StateChunk(NamedTuple):
 class Host:
     """A simulated process and the link to it.
 
-    Reports travel one by one and in order, as over the links of ``runtime``: the bytes of an offer are pulled before the
-    next report is read. While the island is frozen or cut off, nothing travels either way and everything sent waits. Bytes
-    that were not pulled are lost with the process.
+    Reports travel one by one and in order, as over the links of ``runtime``: the bytes of an offer, if they are wanted, are
+    pulled before the next report is read. While the island is frozen or cut off, nothing travels either way and everything
+    sent waits. Bytes that were not pulled are lost with the process.
     """
 
     process: SimulatedIsland
@@ -229,6 +230,10 @@ class Host:
 
     def post(self, reports: list[IslandReport]) -> None:
         self.outbox.extend(reports)
+
+
+def life_of(host: Host) -> Life:
+    return (host.process.island, host.process.incarnation)
 
 
 Value = TypeVar("Value")

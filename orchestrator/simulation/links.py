@@ -2,12 +2,15 @@
 
 Payloads are corrupted, reports duplicated or reordered, and donors fail, each with the probability in the plan. Reordering
 delays one report so that later ones overtake it. A live link never does that, but the core must tolerate it.
+
+As live, an offer is not pulled that is refused for its age, because newer versions of its fragment were published to the
+island (``runtime.report_link``). It travels as other reports do, and arrives without a displacement.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol, assert_never
 
@@ -22,12 +25,23 @@ from orchestrator.core.vocabulary import (
     Incarnation,
     IslandId,
     JobPolicy,
+    Life,
     MergedOffer,
     RefusalReason,
     Version,
 )
 from orchestrator.errors import InternalError
-from orchestrator.simulation.island import Clock, Host, Listener, Odds, Processes, SimulatedIsland, StateChunk, Stepping
+from orchestrator.simulation.island import (
+    Clock,
+    Host,
+    Listener,
+    Odds,
+    Processes,
+    SimulatedIsland,
+    StateChunk,
+    Stepping,
+    life_of,
+)
 
 OVERTAKEN_S = (0.05, 0.5)
 EXPLOSION = 1e6
@@ -47,11 +61,26 @@ class LinksWorld(Clock, Odds, Listener, Processes, Protocol):
         """Return the state that an earlier incarnation of this island left on its machine, if it did."""
 
 
+@dataclass(frozen=True, slots=True)
+class Flight:
+    """A report on its way from the island that wrote it.
+
+    ``under_way``: an offer whose bytes are in flight, which a newer one does not stop. ``outdated``: one without its bytes.
+    """
+
+    report: IslandReport
+    writer: IslandId
+    under_way: bool = False
+    outdated: bool = False
+
+
 class Links:
     """The links of one world."""
 
     def __init__(self, world: LinksWorld) -> None:
         self._world = world
+        self._newest_versions: dict[tuple[Life, FragmentId], Version] = {}
+        """The newest version of each fragment that was published to an incarnation, whether it has come or not."""
 
     def carry(self, host: Host) -> None:
         """Send the next report, if there is one and nothing is in flight."""
@@ -60,23 +89,38 @@ class Links:
             return
         report = host.outbox.popleft()
         host.carrying = True
-        under_way = False
-        takes = world.draw(world.plan.pull_s if isinstance(report, Offer) else world.plan.letter_s)
-        if isinstance(report, Offer) and host.process.holds(report):  # a replaced offer is not pulled
+        flight = Flight(report, host.process.island, outdated=self._is_outdated(host, report))
+        pulled = isinstance(report, Offer) and not flight.outdated
+        takes = world.draw(world.plan.pull_s if pulled else world.plan.letter_s)
+        if isinstance(report, Offer) and pulled and host.process.holds(report):  # a replaced offer is not pulled
             carriage = world.stepping.carriage(host.process.island)
             carriage += host.impairment.transfer_delay_s(world.plan.payload_bytes, world.now)
-            under_way = carriage > 0.0  # a newer offer does not stop bytes in flight
+            flight = replace(flight, under_way=carriage > 0.0)
             takes += carriage
-        world.while_alive(takes, partial(self._arrive, host, report, under_way, host.process.island))
+        world.while_alive(takes, partial(self._arrive, host, flight))
+
+    def begin_anew(self, life: Life) -> None:
+        """Forget what another synchroniser published to this incarnation, as its successor's new link to it does."""
+        self._newest_versions = {key: version for key, version in self._newest_versions.items() if key[0] != life}
+
+    def _is_outdated(self, host: Host, report: IslandReport) -> bool:
+        """Return whether it is an offer that is refused for its age, by what was published to its island."""
+        if not isinstance(report, Offer):
+            return False
+        newest = self._newest_versions.get((life_of(host), report.fragment), Version(0))
+        return newest - report.base_version > self._world.policy.staleness_max
 
     def say(self, event: e.Event, seconds: float) -> None:
         """Tell the core an event about an island after ``seconds``, stamped with that instant."""
         world = self._world
         world.while_alive(seconds, lambda: world.tell(replace(event, at=world.now)))
 
-    def publish(self, host: Host, effect: f.PublishFragment, merged_offer: MergedOffer) -> None:
-        """Send a version to the island's mailbox."""
+    def publish(self, host: Host, effect: f.PublishFragment, merged_offer: MergedOffer, *, lost: bool = False) -> None:
+        """Send a version to the island's mailbox, where it does not arrive if it is ``lost``."""
         world = self._world
+        self._newest_versions[life_of(host), effect.fragment] = effect.version
+        if lost:
+            return
         takes = world.draw(world.plan.delivery_s) + world.stepping.carriage(host.process.island)
         takes += host.impairment.transfer_delay_s(world.plan.payload_bytes, world.now)
         call = world.addressed(host, partial(self._deliver, host, effect, merged_offer))
@@ -193,13 +237,13 @@ class Links:
             host.post([report])
             self.carry(host)
 
-    def _arrive(self, host: Host, report: IslandReport, under_way: bool, writer: IslandId) -> None:
+    def _arrive(self, host: Host, flight: Flight) -> None:
         """End the flight of a report, unless the island died, fell silent or got another name meanwhile."""
-        world = self._world
+        world, report = self._world, flight.report
         host.carrying = False
         if not host.alive:
             return
-        if host.process.island != writer:
+        if host.process.island != flight.writer:
             self.carry(host)
             return
         if host.silent(world.now):
@@ -207,7 +251,10 @@ class Links:
             return
         if not isinstance(report, Offer):
             self._tell(host, report)
-        elif under_way or host.process.holds(report):
+        elif flight.outdated:
+            if host.process.holds(report):
+                self._tell(host, report, pulled=False)
+        elif flight.under_way or host.process.holds(report):
             fault = host.impairment.payload_fault() if world.now < world.plan.calm_at else None
             if isinstance(fault, Delay):
                 host.carrying = True  # no report overtakes it
@@ -240,13 +287,14 @@ class Links:
         offered = contribution_of(offer, host.process.island, host.process.incarnation)
         self.hear(host, e.ContributionUnusable(world.now, offered, *wrong), 0.0)
 
-    def _tell(self, host: Host, report: IslandReport) -> None:
+    def _tell(self, host: Host, report: IslandReport, *, pulled: bool = True) -> None:
         world = self._world
         island, incarnation = host.process.island, host.process.incarnation
         event: e.Event
         if isinstance(report, Offer):
             far = report.step_count * (EXPLOSION if host.process.exploded else 1.0)
-            event = e.ContributionArrived(world.now, contribution_of(report, island, incarnation), far)
+            contribution = contribution_of(report, island, incarnation)
+            event = e.ContributionArrived(world.now, contribution, far if pulled else None)
         else:
             event = event_of(report, world.now, island, incarnation)
         if world.chance(world.plan.duplicate):

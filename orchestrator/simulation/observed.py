@@ -109,7 +109,6 @@ class Observed:
         self._last_reports: dict[LifeId, tuple[Instant, int]] = {}
         self._payloads: set[PayloadId] = set()
         self._pulled = Pulls()
-        """Whether contributions whose bytes were pulled have a displacement: not on older tapes."""
         self._merging: dict[tuple[FragmentId, Version], Instant] = {}
         self._evaluating: dict[int, Instant] = {}
         self._ending_at: Instant | None = None

@@ -179,7 +179,9 @@ class World:
 
     def tell(self, event: e.Event) -> None:
         """Give an event to the core and carry out its effects."""
-        if isinstance(event, e.ContributionArrived):
+        if (
+            isinstance(event, e.ContributionArrived) and event.displacement is not None
+        ):  # else it came without its bytes
             self.held.add(event.contribution.payload)
         effects = self._driver.step(event)
         for effect in effects:
@@ -199,8 +201,9 @@ class World:
     def publish_fragment(self, effect: f.PublishFragment) -> None:
         for recipient in effect.recipients:
             host = self.hosts.get((recipient.island, recipient.incarnation))
-            if host is not None and not self.chance(self.plan.publication_loss):
-                self.links.publish(host, effect, recipient.merged_offer)
+            if host is not None:
+                lost = self.chance(self.plan.publication_loss)
+                self.links.publish(host, effect, recipient.merged_offer, lost=lost)
 
     def release_payload(self, effect: f.ReleasePayload) -> None:
         if effect.payload not in self.held and effect.reason is not ReleaseReason.REFUSED:

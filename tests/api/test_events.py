@@ -405,3 +405,11 @@ def test_every_message_of_the_core_has_its_words_and_one_unknown_is_told_by_its_
     assert sentence(EVENTS, banish) == "ada asks to banish island x seconds 2"
     assert sentence(EVENTS, {"type": "SomethingNew", "at": 1.5}) == "SomethingNew at=1.5"
     assert sentence(EVENTS, {"type": "IslandReady", "island": "x"}) == "IslandReady island=x"
+
+
+def test_a_contribution_that_came_without_its_bytes_says_so_and_one_of_an_older_tape_does_not() -> None:
+    contribution = {"island": "asia", "fragment": 3, "step_count": 24, "token_count": 2400, "base_version": 1}
+    arrived = {"type": "ContributionArrived", "at": 1.5, "contribution": contribution}
+    plain = "contribution of asia to fragment 3: 24 steps, 2,400 tokens on version 1"
+    assert sentence(EVENTS, arrived) == sentence(EVENTS, arrived | {"displacement": 2.5}) == plain
+    assert sentence(EVENTS, arrived | {"displacement": None}) == f"{plain}, too old for its bytes to be pulled"

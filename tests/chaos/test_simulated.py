@@ -76,7 +76,8 @@ def test_links_and_payloads_suffer_in_the_simulator_and_nobody_stands_still_for_
 def test_a_slow_link_carries_no_more_bytes_than_it_can_and_a_lost_payload_never_comes():
     slow = {"kind": "slow", "target": {"name": "asia"}, "at": 10, "duration": 10, "bytes_per_second": 25_000}
     begun, came = _contributions(plan(slow))
-    assert len([at for at in came if begun + 10.5 < at < begun + 20]) == pytest.approx(10 / 4, abs=1), "100 kB each"
+    carried = [at for at in came if begun + 10.5 < at < begun + 20]
+    assert 1 <= len(carried) <= 10 / 4 + 1, "100 kB each, and none of what came too late while the first was under way"
     drop = {"kind": "drop", "target": {"name": "asia"}, "at": 10, "payloads": 12}
     begun, came = _contributions(plan(drop))
     assert not [at for at in came if begun + 10.1 < at < begun + 11.5]
@@ -84,9 +85,10 @@ def test_a_slow_link_carries_no_more_bytes_than_it_can_and_a_lost_payload_never_
 
 
 def _contributions(asked):
-    """When the plan began, and when contributions of asia came."""
+    """When the plan began, and when the bytes of contributions of asia came."""
     found = simulated(asked, replace(EVEN, payload_bytes=100_000))
-    came = [r.event for r in found.world.sink.records if isinstance(r.event, e.ContributionArrived)]
+    arrived = [r.event for r in found.world.sink.records if isinstance(r.event, e.ContributionArrived)]
+    came = [event for event in arrived if event.displacement is not None]
     return found.runner.begun_at, [event.at for event in came if event.contribution.island == "asia"]
 
 

@@ -34,6 +34,8 @@ class Parameters:
         self.requested: list[int] = []
         self.fetched: list[int] = []
         self.behind: set[int] = set()
+        self.as_tickets: set[int] = set()
+        self.newest = 0
         self.arrived = threading.Event()
         self.answers_left = 0
 
@@ -44,7 +46,14 @@ class Parameters:
         return time.monotonic() if self.answers_left > 0 else 0.0
 
     def note(self, of: Offer) -> None:
-        """Nothing is replaced here."""
+        """Each is of a fragment of its own: ``newest`` says which ones are replaced."""
+
+    def is_replaced(self, of: Offer) -> bool:
+        return of.offer < self.newest
+
+    def withdraw(self, of: Offer, request: tuple[int]) -> bool:
+        assert request == (of.offer,)
+        return of.offer in self.as_tickets
 
     def versions_behind(self, of: Offer) -> int:
         return int(of.offer in self.behind)
@@ -81,8 +90,8 @@ Begin = Callable[[Line, Parameters], list[events.Event]]
 
 
 @pytest.fixture
-def begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Begin]:
-    """Makes a report link over these, and returns its events."""
+def begin(port: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Begin]:
+    """Makes a report link over these, and returns its events. Ray is imported, which reads what ``port`` has set."""
     from orchestrator.runtime import report_link
 
     monkeypatch.setattr("orchestrator.runtime.cluster.address_of", lambda _: None)
@@ -147,6 +156,42 @@ def test_an_offer_whose_fragment_has_moved_on_is_an_event_without_its_bytes(begi
         (3, None),
         (4, 0.5),
     ]
+
+
+def test_of_many_old_offers_of_a_fragment_only_the_newest_is_an_event(begin: Begin) -> None:
+    parameters = Parameters()
+    parameters.behind, parameters.newest = set(range(1, 100)), 99
+    parameters.arrived.set()
+    told = begin(Line([[(number, offer(number)) for number in range(1, 101)]]), parameters)
+    wait_until(lambda: len(arrivals(told)) == 2, "the events")
+    assert parameters.requested == parameters.fetched == [100]
+    assert [(arrival.contribution.offer, arrival.displacement) for arrival in arrivals(told)] == [
+        (99, None),
+        (100, 0.5),
+    ]
+
+
+def test_an_offer_that_was_asked_for_and_is_outdated_by_its_turn_is_pulled_only_if_its_bytes_are_there(
+    begin: Begin,
+) -> None:
+    parameters = Parameters()
+    told = begin(Line([[(number, offer(number)) for number in range(1, 4)]]), parameters)
+    wait_until(lambda: len(parameters.requested) == 2, "the requests")  # and the first one is waited for
+    parameters.behind, parameters.as_tickets = {2, 3}, {2}
+    parameters.arrived.set()
+    wait_until(lambda: len(arrivals(told)) == 3, "all events")
+    assert parameters.fetched == [1]
+    assert [arrival.displacement for arrival in arrivals(told)] == [0.5, None, None]
+
+
+def test_an_outdated_offer_whose_bytes_came_with_the_answer_is_measured(begin: Begin) -> None:
+    parameters = Parameters()
+    told = begin(Line([[(number, offer(number)) for number in range(1, 3)]]), parameters)
+    wait_until(lambda: len(parameters.requested) == 2, "the requests")
+    parameters.behind = {2}
+    parameters.arrived.set()
+    wait_until(lambda: len(arrivals(told)) == 2, "both events")
+    assert parameters.fetched == [1, 2]
 
 
 def arrivals(told: list[events.Event]) -> list[events.ContributionArrived]:

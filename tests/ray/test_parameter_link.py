@@ -307,6 +307,66 @@ def test_publications_in_calls_leave_room_for_reports(
     wait_until(lambda: not link._under_way, "their end")
 
 
+def test_an_offer_is_let_go_only_if_its_bytes_are_still_to_be_pulled(link: ParameterLink, island: Island) -> None:
+    released: list[Any] = []
+
+    def call(method: Callable[..., Any], *arguments: Any) -> None:
+        if method.__name__ == "release_payload":
+            released.append(arguments)
+
+    island.call = call  # type: ignore[method-assign]
+    answers: list[Any] = [np.frombuffer(BYTES, np.uint8), None, TimeoutError()]
+    assert not any(link.withdraw(offer(7), (answer,)) for answer in answers)
+    assert not released
+    assert link.withdraw(offer(7), (TICKET,))  # type: ignore[arg-type]
+    assert released == [(FRAGMENT, 7)]
+
+
+def test_what_the_island_holds_is_neither_counted_as_sent_nor_as_waiting(
+    link: ParameterLink, island: Island, counter: LineCounter
+) -> None:
+    import ray
+
+    from orchestrator.runtime.parameter_link import Delivery
+    from orchestrator.runtime.published import Shipment
+
+    delivered: list[Any] = []
+
+    @ray.remote(num_cpus=0)
+    def never() -> None:
+        threading.Event().wait()
+
+    class Either(Version1):
+        def since(self, held: Version | None, holding: Holding) -> Any:
+            return Shipment(held, ()) if held == 1 else super().since(held, holding)
+
+    pending = never.remote()
+
+    def call(method: Callable[..., Any], *arguments: Any) -> Any:
+        if method.__name__ != "deliver":
+            return EVERYTHING if method.__name__ == "holding" else None
+        delivered.append(arguments[6:])
+        return pending if len(delivered) == 2 else ray.put(1)
+
+    island.call = call  # type: ignore[method-assign]
+    try:
+        link.publish(FRAGMENT, Delivery(Either(), 16, 0, NO_ANCHOR))
+        wait_until(lambda: counter.status().down_busy_seconds, "the first one")
+        first = counter.status()
+        assert (first.down_payloads["values"], first.down_bytes["values"]) == (1, 5)
+        link.publish(FRAGMENT, Delivery(Either(), 16, 0, NO_ANCHOR))
+        wait_until(lambda: len(delivered) == 2, "the second one, whose answer does not come")
+        assert delivered[1] == (1, "digest")
+        again = counter.status()
+        assert (again.queued_fragments, again.queued_bytes) == (0, 0)
+    finally:
+        ray.cancel(pending, force=True)
+    wait_until(
+        lambda: len(delivered) > 2 and not link._under_way and not link._outgoing, "its answer, when asked again"
+    )
+    assert counter.status() == first
+
+
 def test_an_offer_is_behind_by_the_versions_that_were_published_since_its_own(
     link: ParameterLink, island: Island, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from orchestrator.channel.endpoint import Membership, Payload, Terms
 from orchestrator.channel.frames import SHARD
 from orchestrator.core.effects import MergeFragment
 from orchestrator.core.vocabulary import (
+    NO_ANCHOR,
     CloseReason,
     Epoch,
     FragmentId,
@@ -152,3 +154,50 @@ def test_each_host_of_an_island_is_sent_its_half_and_alike_ones_the_same_payload
             for content in contents:
                 own = holding.added_to(own, content)
         assert digest(own) == holding.digest_of(theta) == newest.digest_of(holding)
+
+
+# ── an island that holds another version than its link believes ───────────────────────────────────────────────────────
+
+
+HELD_REALLY = {"nothing": -1, "an older version": 1, "a damaged older version": 2, "the version": 3, "a newer one": 4}
+
+
+@pytest.mark.parametrize("codec", ["float32", "int4"])
+@pytest.mark.parametrize("believed", [None, -1, 1, 2, 3, 4])
+@pytest.mark.parametrize("really", HELD_REALLY)
+def test_whatever_a_link_believes_an_island_holds_it_gets_the_version_or_says_what_it_holds(
+    tmp_path: Path, codec: CodecName, believed: int | None, really: str
+) -> None:
+    from learners.handed_over import PublishedFragments
+    from learners.island import Island
+
+    versions = published_versions(tmp_path, codec, 4)
+    version, _ = versions[3]
+    here = PublishedFragments([["w"]])
+    if (held := HELD_REALLY[really]) >= 0:
+        arrays = {name: array.copy() for name, array in versions[held][1].items()}
+        if "damaged" in really:
+            arrays["w"][7] += 1.0
+        here.hold(P, Version(held), arrays)
+
+    def receive(publication: Any, since: Version | None, named: str, contents: Any, epoch: Epoch) -> int:
+        here.take(P, publication.version, since, named, contents, epoch)
+        return here.version(P)
+
+    loop = SimpleNamespace(published=here, receive=receive)
+    island: Any = SimpleNamespace(
+        _outbox=SimpleNamespace(check_epoch=lambda epoch: None),
+        _receiving=lambda: loop,
+        _handed_over=SimpleNamespace(published=lambda epoch, fragment, payloads: payloads),
+    )
+    answers: list[int | None] = [believed]
+    while (answers[-1] is None or answers[-1] < version.version) or len(answers) == 1:
+        shipment = version.since(None if answers[-1] is None else Version(answers[-1]))
+        named, content = version.digest_of(EVERYTHING), payloads_of(shipment)
+        facts = (Epoch(1), P, version.version, 16, 0, NO_ANCHOR, shipment.since, named)
+        answers.append(Island.deliver(island, *facts, *content))
+        assert len(answers) <= 4, "a wrong guess, an update that does not fit, and the values are the longest way"
+    assert answers[-1] == max(held, 3)
+    copy = here.at(P, Version(max(held, 3)))
+    assert copy is not None
+    assert digest(copy.arrays) == digest(versions[max(held, 3)][1])

@@ -193,7 +193,9 @@ def test_offers_whose_bytes_were_not_pulled_are_no_pulls_but_on_tapes_without_di
     every = pulls(lambda event: True)
     assert every > 0
     assert 0 < pulls(lambda event: event.contribution.island != ASIA) < every
-    assert pulls(lambda event: False) == every
+    arrivals = [r.event for r in calm.tape.records if isinstance(r.event, ContributionArrived)]
+    left = sum(event.displacement is None for event in arrivals)
+    assert every <= pulls(lambda event: False) <= every + left < 1.05 * every
 
 
 def test_a_cancelled_job_is_cancelled_again():

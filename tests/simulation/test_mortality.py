@@ -274,7 +274,7 @@ def _failure_of(seed: int, *, is_mirrored: bool = False) -> trial.SwarmFailure |
 
 MACHINES_LOST = (3, 4, 8)
 """Seeds whose jobs are salvaged, between them more than twice."""
-COUNTED_TWICE, DAMAGED, HELD_ALONE = 23, 9, 4
+COUNTED_TWICE, DAMAGED, HELD_ALONE = 23, 59, 4
 """Seeds that show the planted bugs."""
 
 

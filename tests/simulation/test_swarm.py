@@ -25,6 +25,7 @@ A checker that never bites is worth nothing, so bugs are planted into the core, 
     asks one donor twice     several donors are one
     waits for who leaves     when all islands are to go, their last rounds never close
     forgets the routers      rounds of the routers' fragment wait for the period of the others
+    leaves what is wanted    an offer that the core admits stays without its bytes, as if it were too old
 """
 
 from __future__ import annotations
@@ -45,6 +46,8 @@ from orchestrator.core import effects as f
 from orchestrator.core import events as e
 from orchestrator.core.messages import CarriedReport, NotSaved, Saved
 from orchestrator.core.vocabulary import CloseReason, RefusalReason, ReleaseReason, WeightedPayload
+from orchestrator.simulation.island import life_of
+from orchestrator.simulation.links import Links
 from tests.api.installation import interruptible
 from tests.swarm import __main__ as command
 from tests.swarm import trial
@@ -307,6 +310,16 @@ def _forgets_the_routers(monkeypatch):
     monkeypatch.setattr(fragment_life, "_due_step", due_step)
 
 
+def _leaves_what_is_wanted(monkeypatch):
+    real = Links.publish
+
+    def ahead(self, host, effect, *rest, **named):
+        real(self, host, effect, *rest, **named)
+        self._newest_versions[life_of(host), effect.fragment] += 1
+
+    monkeypatch.setattr(Links, "publish", ahead)
+
+
 @pytest.mark.parametrize(
     ("plant", "sentence", "seed"),
     [
@@ -328,6 +341,7 @@ def _forgets_the_routers(monkeypatch):
         (_takes_who_is_silent, "only who stands by takes a place, and one of its kind", 25),
         (_asks_one_donor_twice, "donors are different islands, and no more than the policy has", 8),
         (_forgets_the_routers, "a round waits for somebody", ROUTERS_FROM_SEED + 1),
+        (_leaves_what_is_wanted, "nothing is admitted whose bytes did not come", 1),
         (_waits_for_who_leaves, "a round waits for an island that leaves", 1009),
         (_gives_up_too_late, "a lost island waits out its back-off, or was given up after restarts_max", 12),
     ],

@@ -10,9 +10,19 @@ from orchestrator.accounting.island_time import EVALUATING
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
 from orchestrator.core.messages import Adopted, CatchUpFailure, CaughtUp, Flushed, Progress
-from orchestrator.core.vocabulary import EvaluationPolicy, FragmentId, IslandId, JobOutcome, ReleaseReason, Version
+from orchestrator.core.vocabulary import (
+    EvaluationPolicy,
+    FragmentId,
+    IslandId,
+    JobOutcome,
+    RefusalReason,
+    ReleaseReason,
+    Version,
+)
 from orchestrator.errors import InternalError
+from orchestrator.simulation import protocol
 from orchestrator.simulation.island import SimulatedIsland
+from orchestrator.simulation.links import Links
 from orchestrator.simulation.plan import Fault, FaultKind, WorldPlan, sample_policy
 from orchestrator.simulation.world import World
 from tests.harness.reports import of_kind
@@ -205,3 +215,51 @@ def test_an_island_that_dies_while_it_measures_is_replaced():
     first, second, *_ = _asked(world, f.Evaluate)
     assert (first.island, second.island == first.island) == (island, False)
     assert _told(world, e.EvaluationCompleted)[0].island == second.island
+
+
+# ── offers without their bytes ────────────────────────────────────────────────────────────────────────────────────
+
+
+def _thin(seconds_a_payload, **changes):
+    """Four islands on lines that carry a fragment in so long, where one is due every second."""
+    policy = protocol.policy(4, fragments=8, interval_steps=8, overlap_steps=6, quorum=2, grace_cap_steps=3.0)
+    line = {"payload_bytes": 1000, "bandwidth_bytes_per_s": (1000 / seconds_a_payload,) * 4}
+    plan = protocol.plan([1.0, 1.01, 1.02, 1.03], **(line | changes))
+    return World(policy, plan, 1).run(400.0)
+
+
+def _without_bytes(world):
+    return [event for event in _told(world, e.ContributionArrived) if event.displacement is None]
+
+
+def test_late_offers_take_no_time_of_a_thin_line_are_refused_for_their_age_and_are_no_payloads():
+    world = _thin(1.25)
+    left = _without_bytes(world)
+    assert len(left) > 100
+    refused = {x.contribution.payload: x.reason for x in _asked(world, f.RefuseContribution)}
+    assert {refused[event.contribution.payload] for event in left} <= {
+        RefusalReason.LATE,
+        RefusalReason.STALE_BASE,
+        RefusalReason.ALREADY_MERGED,
+    }
+    pulled = len(_told(world, e.ContributionArrived)) - len(left)
+    assert sum(world.statistics.summary()["traffic"]["payloads_up"]) == pulled
+    assert pulled <= 4 * (400 / 1.25 + 1), "a line carries one payload after the other"
+
+
+def test_a_thin_line_that_pulls_late_offers_keeps_islands_apart(monkeypatch):
+    live = _thin(1.25).statistics.summary()
+    monkeypatch.setattr(Links, "_is_outdated", lambda *_: False)
+    pulls_all = _thin(1.25).statistics.summary()
+    assert live["merges"] > 1.2 * pulls_all["merges"]
+    assert live["contributors_mean"] > 1.5 * pulls_all["contributors_mean"]
+
+
+def test_a_line_with_room_carries_every_offer():
+    assert not _without_bytes(_thin(0.5))
+
+
+def test_an_offer_is_too_old_even_if_the_newer_version_was_lost_on_its_way():
+    world = World(sample_policy(4, steps=200), replace(EVEN, publication_loss=0.2), seed=3).run()
+    assert _without_bytes(world)
+    assert world.finished.outcome is JobOutcome.COMPLETED

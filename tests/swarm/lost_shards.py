@@ -460,7 +460,7 @@ class LostShardsWorld(LostMachinesWorld):
             shards[strike.shard % len(shards)].strike(strike)
 
     def tell(self, event: e.Event) -> None:
-        if isinstance(event, e.ContributionArrived):
+        if isinstance(event, e.ContributionArrived) and event.displacement is not None:
             owner, fragment = self.merge_worker.owners[event.contribution.fragment], event.contribution.fragment
             if owner.is_away(fragment):
                 owner.when_back(fragment, lambda: self.tell(replace(event, at=self.now)))

@@ -12,10 +12,10 @@ from typing import Protocol, cast
 
 from orchestrator.core import events as e
 from orchestrator.core.messages import IslandReport, Offer
-from orchestrator.core.vocabulary import Epoch, IslandId
+from orchestrator.core.vocabulary import Epoch
 from orchestrator.replica.outbox import NumberedReports
-from orchestrator.simulation.island import Host, SimulatedIsland
-from orchestrator.simulation.links import Links, LinksWorld
+from orchestrator.simulation.island import Host, SimulatedIsland, life_of
+from orchestrator.simulation.links import Flight, Links, LinksWorld
 
 
 class UnreadReports:
@@ -140,9 +140,9 @@ class MortalLinks(Links):
         else:
             deliver()
 
-    def _arrive(self, host: Host, report: IslandReport, under_way: bool, writer: IslandId) -> None:
+    def _arrive(self, host: Host, flight: Flight) -> None:
         if not self.is_cut:
-            super()._arrive(host, report, under_way, writer)
+            super()._arrive(host, flight)
 
     def _come_late(self, host: Host, offer: Offer) -> None:
         if not self.is_cut:
@@ -152,6 +152,7 @@ class MortalLinks(Links):
         """Read this process's reports from the first unacknowledged one. ``lost``: it had not been heard of before."""
         world = self._mortal
         process = host.process
+        self.begin_anew(life_of(host))
         host.suspected = lost
         if not host.alive:
             gone = e.ConnectionLost(0.0, process.island, process.incarnation, True, "its process is gone")

@@ -129,7 +129,7 @@ class MortalWorld(RoughWorld):
         if self.finished is not None:
             return  # the process has let everything go
         if self.alive:
-            if isinstance(event, e.ContributionArrived):
+            if isinstance(event, e.ContributionArrived) and event.displacement is not None:
                 self.merge_worker.receive(event.contribution)
             self._mortally(lambda: super(MortalWorld, self).tell(event))
         elif isinstance(event, e.CommandRequested):

@@ -47,7 +47,10 @@ class Health:
 
     def _arrived(self, event: e.ContributionArrived, effects: tuple[f.Effect, ...]) -> bool:
         c = event.contribution
-        assert event.displacement is not None
+        if event.displacement is None:
+            admitted = [effect for effect in effects if isinstance(effect, f.AdmitContribution)]
+            require(not admitted, "nothing is admitted whose bytes did not come", (event, admitted))
+            return False
         own, is_last = self._policy.router_interval_steps, c.fragment == self._policy.fragment_count - 1
         period = own if own is not None and is_last else self._policy.sync_interval_steps
         far = event.displacement / max(1.0, c.step_count / period)
