@@ -332,9 +332,9 @@ def test_a_silent_island_hung_if_it_stood_still_meanwhile() -> None:
 
 def test_versions_that_reach_an_island_late_are_a_thin_line() -> None:
     class OneWay(Links):
-        def publish(self, host: Any, effect: Any, merged_offer: Any) -> None:
+        def publish(self, host: Any, effect: Any, merged_offer: Any, *, lost: bool = False) -> None:
             late = 0.8 if host.process.island == ASIA else 0.0
-            world.later(late, lambda: Links.publish(self, host, effect, merged_offer))
+            world.later(late, lambda: Links.publish(self, host, effect, merged_offer, lost=lost))
 
     wanted = sample_policy(4, steps=400)
     world = World(wanted, WorldPlan(step_s=(STEP_S,) * 4, adoption="rebase"), seed=5)
