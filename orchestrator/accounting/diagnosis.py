@@ -308,7 +308,7 @@ class Diagnostician:
                 elif label == NOT_STEPPING and key[0] is not Cause.HUNG_STEP:
                     facts = self._islands[island]
                     silent = own["badput_seconds"].get(SILENT, 0.0)
-                    hung = min(spent, max(0.0, fsum(facts.frozen) - silent))
+                    hung = min(spent, max(0.0, facts.frozen_s - silent))
                     held = min(spent - hung, facts.held_s)
                     costs.setdefault((Cause.HUNG_STEP, island), []).append(hung)
                     costs.setdefault((Cause.CHECKPOINTS, ""), []).append(held)
@@ -396,7 +396,7 @@ class Diagnostician:
         if label == SILENT:
             return Cause.HUNG_STEP if seen.stops else Cause.LINK, island
         if label == NOT_STEPPING:
-            if seen.overdue or (seen.stops and not seen.frozen):
+            if seen.overdue or (seen.stops and not seen.frozen_s):
                 return Cause.HUNG_STEP, island
             if own is None or not _stands_out(own.waiting_z):
                 return Cause.WAITING, ""
@@ -530,7 +530,8 @@ class Diagnostician:
                 return f"reports of {subject} come late", (own.progress,)
             case Cause.HUNG_STEP if own is not None:
                 silent = own.states.get(IslandState.SUSPECT.value, ()) if own.stops else ()
-                longest = f", for {seconds(max(own.frozen))} at the longest" if own.frozen else " for long at a time"
+                at_most = own.frozen_longest_s
+                longest = f", for {seconds(at_most)} at the longest" if at_most else " for long at a time"
                 return f"{subject} stood still{longest}", (*silent, *own.overdue, *own.stops, *records)
             case Cause.HELD_UP if own is not None:
                 part, usual = look.beside(subject, "waiting_ratio")

@@ -249,15 +249,16 @@ class IslandFacts:
     ``pulls`` is how long its contributions with bytes took, ``deliveries`` how long versions took to reach it, ``arrived``
     and ``adopted`` when the latest of both came, with their records. ``step_count`` is of all incarnations, ``counted`` the
     latest of them with its own steps and seconds in them. ``held_s`` is how long its loop waited for checkpoints, ``gaps_s``
-    how long it waited between steps at most, by the longest gap of each report, and ``frozen`` how long each of its steps
-    took in which it stood still. ``slowest`` are the reports with the longest mean steps.
+    how long it waited between steps at most, by the longest gap of each report, and ``frozen_s`` how much longer than usual
+    the steps took in which it stood still, in all and at the longest. ``slowest`` are the reports of the longest mean steps.
     """
 
     step_count: int = 0
     counted: tuple[Incarnation, int, Duration] = (NO_INCARNATION, 0, 0.0)
     held_s: Duration = 0.0
     gaps_s: Duration = 0.0
-    frozen: list[Duration] = field(default_factory=list)
+    frozen_s: Duration = 0.0
+    frozen_longest_s: Duration = 0.0
     silent_since: Instant | None = None
     pulls: Travels = field(default_factory=Travels)
     deliveries: Travels = field(default_factory=Travels)
@@ -304,12 +305,12 @@ class IslandFacts:
         if more:
             self.slowest = sorted([*self.slowest, (took / more, number)])[-RECORDS_SHOWN:]
         is_long = report.gap_max_seconds > max(FREEZE_MIN_S, FREEZE_RATIO * report.step_seconds_median)
-        is_frozen = (
-            is_long and took - more * report.step_seconds_median > excess / 2.0
-        )  # within a step, not between two
+        in_steps_s = took - more * report.step_seconds_median  # and not between two
+        is_frozen = is_long and in_steps_s > excess / 2.0
         was_stopped = self.silent_since is not None and report.gap_max_seconds > (at - self.silent_since) / 2.0
         if is_frozen or was_stopped:  # a process that was only cut off would have stepped on
-            self.frozen.append(excess)
+            self.frozen_s += excess
+            self.frozen_longest_s = max(self.frozen_longest_s, excess)
             self.stops.append(number)
         self.silent_since = None
 
