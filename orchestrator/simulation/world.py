@@ -179,9 +179,7 @@ class World:
 
     def tell(self, event: e.Event) -> None:
         """Give an event to the core and carry out its effects."""
-        if (
-            isinstance(event, e.ContributionArrived) and event.displacement is not None
-        ):  # else it came without its bytes
+        if isinstance(event, e.ContributionArrived) and event.displacement is not None:  # it came with its bytes
             self.held.add(event.contribution.payload)
         effects = self._driver.step(event)
         for effect in effects:
