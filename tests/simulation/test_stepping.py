@@ -122,7 +122,7 @@ def _lags(world):
         report = e.report_of(event)
         if isinstance(report, Progress):
             reported[event.island] = event.at, report.tokens_total
-        elif isinstance(event, e.ContributionArrived):
+        elif isinstance(event, e.ContributionArrived) and event.displacement is not None:  # not without its bytes
             reported_at, tokens_total = reported[event.contribution.island]
             if tokens_total == event.contribution.tokens_total:
                 pulls.append(event.at - reported_at)
