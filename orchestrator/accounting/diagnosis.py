@@ -158,8 +158,8 @@ class Diagnostician:
         self._merged_at: Instant | None = None
         self._intervals: Series[Duration] = Series(256)
         self._merges, self._pulls, self._last_work = MergeTimes(), Pulls(), LastWork()
-        self._short_s: Duration = 0.0
-        """How long fewer islands trained than the quorum, after the first merge and before the islands' last work."""
+        self._is_short, self._short_s = False, 0.0
+        """Whether fewer islands train than the quorum, and how long, after the first merge and before the last work."""
         self._shortages: deque[int] = deque(maxlen=RECORDS_SHOWN)
         self._longest: list[tuple[Duration, int]] = []
         """The records of the merges that took longest, with how long each took."""
@@ -170,7 +170,7 @@ class Diagnostician:
         if self._end is not None:
             return
         self._last_record = number
-        if lacked_quorum := self._lacks_quorum():
+        if self._is_short:
             self._short_s += event.at - self._goodput.at
         self._hear(number, event)
         for effect in effects:
@@ -184,7 +184,8 @@ class Diagnostician:
             self._changed(number, change)
         self._goodput.apply(event, effects)
         self._last_work.apply(event, effects)
-        if self._lacks_quorum() and not lacked_quorum:
+        was_short, self._is_short = self._is_short, self._lacks_quorum()
+        if self._is_short and not was_short:
             self._shortages.append(number)
 
     # ── taking in ─────────────────────────────────────────────────────────────────────────────────────────────
