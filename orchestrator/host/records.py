@@ -36,7 +36,7 @@ from orchestrator.errors import DataError, NotFound, in_words
 from orchestrator.parameters import wire_format
 from orchestrator.parameters.pieces import Piece, Shape, piece_named, whole_shapes
 from orchestrator.status import JobStatus
-from orchestrator.system.disk import LocalDisk
+from orchestrator.system.disk import LocalDisk, discarded_on_error
 from orchestrator.system.plain import brief, finite
 from orchestrator.system.run_folder import PARAMETERS, REPORT, REPORT_PAGE, STATUS
 
@@ -95,13 +95,10 @@ def _drafted(path: Path) -> Iterator[BinaryIO]:
     """Yield a draft that becomes the file at the end. Nothing of it stays after an error."""
     draft = path.with_name(f"{path.name}.draft")
     draft.unlink(missing_ok=True)  # what was left there; a link would lead elsewhere
-    try:
+    with discarded_on_error(draft):
         with open(draft, "xb") as file:
             yield file
-    except BaseException:
-        draft.unlink(missing_ok=True)  # half of it is of no use, and takes the room that others wait for
-        raise
-    os.replace(draft, path)
+        os.replace(draft, path)
 
 
 def _put(file: BinaryIO, piece: Piece, array: Array, start: int, shape: Shape) -> None:
@@ -278,6 +275,7 @@ def _write(path: Path, text: str) -> None:
             os.rename(place, place.with_name(f"{place.name}.{uuid.uuid4().hex[:8]}.aside"))
     draft.unlink(missing_ok=True)
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        file.write(text)
-    os.replace(draft, path)
+    with discarded_on_error(draft):
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.replace(draft, path)

@@ -11,8 +11,8 @@ import errno
 import fcntl
 import os
 import stat
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from io import FileIO
 from pathlib import Path
 from typing import Protocol
@@ -91,6 +91,17 @@ class Disk(Protocol):
         ...
 
 
+@contextmanager
+def discarded_on_error(draft: Path) -> Iterator[None]:
+    """Remove the draft if it does not become the file: half of it is of no use, and takes the room that others wait for."""
+    try:
+        yield
+    except BaseException:
+        with suppress(OSError):
+            draft.unlink(missing_ok=True)
+        raise
+
+
 class LocalDisk:
     def files(self, folder: Path) -> dict[str, int]:
         if not folder.is_dir():
@@ -131,28 +142,25 @@ class LocalDisk:
 
     def replace(self, path: Path, data: bytes | memoryview) -> None:
         beside = path.with_name(f"{path.name}.new")
-        try:
+        with discarded_on_error(beside):
             with beside.open("wb", buffering=0) as file:
                 _write_all(file, data)
                 os.fsync(file.fileno())
             beside.replace(path)
-        except BaseException:
-            _remove_draft(beside)
-            raise
         _sync(path.parent)
 
     def replace_held(self, path: Path, data: bytes) -> HeldFile:
         beside = path.with_name(f"{path.name}.next")
         beside.unlink(missing_ok=True)  # what a process left that died here
         file = _LocalFile(beside, new=True)
-        try:
-            file.append(data)
-            file.sync_content()
-            beside.replace(path)
-        except BaseException:
-            file.close()
-            _remove_draft(beside)
-            raise
+        with discarded_on_error(beside):
+            try:
+                file.append(data)
+                file.sync_content()
+                beside.replace(path)
+            except BaseException:
+                file.close()
+                raise
         return file  # its next sync makes the new name durable
 
     def remove(self, path: Path) -> None:
@@ -217,11 +225,6 @@ def _write_all(file: FileIO, data: bytes | memoryview) -> None:
     rest = memoryview(data)
     while rest:
         rest = rest[file.write(rest) :]
-
-
-def _remove_draft(path: Path) -> None:
-    with suppress(OSError):
-        path.unlink(missing_ok=True)
 
 
 def _sync(target: Path) -> None:

@@ -14,11 +14,11 @@ import errno
 import os
 import stat
 import time
-from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
 from orchestrator.errors import ConfigurationError
+from orchestrator.system.disk import discarded_on_error
 
 
 def refuse_unfit(path: Path, what: str, remedy: str) -> None:
@@ -70,16 +70,12 @@ def replace(path: Path, text: str) -> None:
     """Replace the file atomically, readable by its owner only. A folder in its place is moved aside."""
     fresh = path.with_name(f"{path.name}.new")
     _clear(fresh)
-    try:
+    with discarded_on_error(fresh):
         with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "w") as file:
             file.write(text)
         if path.is_dir() and not path.is_symlink():
             _clear(path)
         os.replace(fresh, path)
-    except OSError:
-        with suppress(OSError):
-            fresh.unlink(missing_ok=True)
-        raise
 
 
 def open_lock(path: Path, *, create: bool) -> IO[bytes]:

@@ -11,6 +11,7 @@ import pytest
 PROGRAM = """
 import resource, signal, sys
 from pathlib import Path
+from orchestrator.host import records
 from orchestrator.system import home_files
 from orchestrator.system.disk import LocalDisk
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -28,6 +29,7 @@ except OSError as error:
         "lambda path: LocalDisk().replace(path, bytes(100))",
         "lambda path: LocalDisk().replace_held(path, bytes(100))",
         "lambda path: home_files.replace(path, 'x' * 100)",
+        "lambda path: records.write_report(path.parent, {'no': 'report of ten bytes'})",
     ],
 )
 def test_a_file_that_cannot_be_replaced_stays_and_no_draft_does(tmp_path: Path, replace: str) -> None:
