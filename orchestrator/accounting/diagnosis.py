@@ -218,7 +218,7 @@ class Diagnostician:
                 adopted = (event.report.fragment, event.report.version) if isinstance(event.report, Adopted) else None
                 own.reported(number, event, self._merges.completed_at.get(adopted) if adopted else None)
             elif isinstance(event, e.ConnectionLost):
-                own.silent_since = None if event.dead else event.at
+                own.silent_since, own.heard_at = (None if event.dead else event.at), None
             elif event.kind == FaultKind.STOP.value:
                 own.stops.append(number)
 

@@ -251,6 +251,7 @@ class IslandFacts:
     latest of them with its own steps and seconds in them. ``held_s`` is how long its loop waited for checkpoints, ``gaps_s``
     how long it waited between steps at most, by the longest gap of each report, and ``frozen_s`` how much longer than usual
     the steps took in which it stood still, in all and at the longest. ``slowest`` are the reports of the longest mean steps.
+    ``silent_since`` and ``heard_at`` are the ends of its latest silence.
     """
 
     step_count: int = 0
@@ -260,6 +261,7 @@ class IslandFacts:
     frozen_s: Duration = 0.0
     frozen_longest_s: Duration = 0.0
     silent_since: Instant | None = None
+    heard_at: Instant | None = None
     pulls: Travels = field(default_factory=Travels)
     deliveries: Travels = field(default_factory=Travels)
     arrived: deque[tuple[Instant, int]] = field(default_factory=lambda: deque(maxlen=512))
@@ -281,6 +283,8 @@ class IslandFacts:
 
     def reported(self, number: int, event: e.IslandReported, completed_at: Instant | None) -> None:
         """Take in a report. ``completed_at`` is when the merge of the version was complete that it adopted."""
+        if self.heard_at is None:
+            self.heard_at = event.at
         match event.report:
             case Progress() as report:
                 self._progressed(number, event.at, event.incarnation, report)
@@ -307,12 +311,20 @@ class IslandFacts:
         is_long = report.gap_max_seconds > max(FREEZE_MIN_S, FREEZE_RATIO * report.step_seconds_median)
         in_steps_s = took - more * report.step_seconds_median  # and not between two
         is_frozen = is_long and in_steps_s > excess / 2.0
-        was_stopped = self.silent_since is not None and report.gap_max_seconds > (at - self.silent_since) / 2.0
-        if is_frozen or was_stopped:  # a process that was only cut off would have stepped on
+        if is_frozen or self._stood_still(at, report):
             self.frozen_s += excess
             self.frozen_longest_s = max(self.frozen_longest_s, excess)
             self.stops.append(number)
-        self.silent_since = None
+            self.silent_since = None
+
+    def _stood_still(self, at: Instant, report: Progress) -> bool:
+        """Return whether it made no step for most of its latest silence. An island that was only cut off steps on.
+
+        The first report after a silence may be an older one, which was written before the process was stopped.
+        """
+        if self.silent_since is None or self.heard_at is None or at - report.gap_max_seconds > self.heard_at:
+            return False
+        return report.gap_max_seconds > (self.heard_at - self.silent_since) / 2.0
 
     def late_records(self) -> tuple[int, ...]:
         """Return the latest records at which a contribution was refused as late."""

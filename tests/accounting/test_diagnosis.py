@@ -397,6 +397,37 @@ def test_a_step_that_hangs_while_the_island_answers_hung_and_its_report_shows_it
     assert "stood still, for 19.9 s at the longest" in hung.statement
 
 
+@pytest.mark.parametrize("older", [0, 1, 2])
+def test_a_process_that_was_stopped_between_two_steps_is_shown_by_its_report(older: int) -> None:
+    """Reports that were written before it was stopped arrive after its silence, before the one that shows it."""
+    story = Told()
+    story.reports("b", 1, Progress(10, 10, 100, 1.0, 0.1, 0.1, 2.0))
+    story.wait(1.0)
+    story.happen(e.ConnectionLost, "b", 1, False, "no answer")
+    story.wait(8.0)
+    for n in range(older):
+        story.reports("b", 1, Progress(11 + n, 11 + n, 110 + 10 * n, 1.1 + 0.1 * n, 0.1, 0.1, 2.0))
+        story.wait(0.01)
+    story.reports("b", 1, Progress(20, 20, 200, 2.0, 0.1, 9.0, 2.0))
+    hung = story.causes()[Cause.HUNG_STEP]
+    assert hung.subject == "b"
+    assert story.number in hung.records
+    assert "stood still, for 8.90 s at the longest" in hung.statement
+
+
+def test_an_island_that_trained_behind_a_cut_did_not_stand_still() -> None:
+    """Nor is a step that takes long afterwards a reason to say so."""
+    story = Told()
+    story.reports("b", 1, Progress(10, 10, 100, 1.0, 0.1, 0.1, 2.0))
+    story.wait(1.0)
+    story.happen(e.ConnectionLost, "b", 1, False, "no answer")
+    story.wait(8.0)
+    story.reports("b", 1, Progress(90, 90, 900, 9.0, 0.1, 0.3, 2.0))
+    story.wait(7.0)
+    story.reports("b", 1, Progress(91, 91, 910, 9.1, 0.1, 6.0, 2.0))
+    assert Cause.HUNG_STEP not in story.causes()
+
+
 def test_islands_wait_at_the_end_for_the_one_that_hangs() -> None:
     """Their wait was called the end of the job, about which nothing can be done."""
     hangs = tuple(Pace(4.0 * n + 1.0, 4.0 * n + 1.2, 60.0 * STEP_S) for n in range(100))

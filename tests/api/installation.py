@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,16 @@ from api.client import Client
 from api.installation.home import Home
 from orchestrator.system import signals
 from tests import forked
-from tests.waiting import PATIENCE_S, once_answered
+from tests.waiting import PATIENCE_S, PAUSE_S, once_answered
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 CONTROL = "tests.api.clockwork:connect"
 JOBS_MAX = 400
 """So that no test waits for the jobs of another; the queue's own tests give theirs."""
+
+
+SILENT = "has not answered for"
+"""What the service says of a synchroniser that did not answer in time, as may be on a busy machine."""
 
 
 class PatientClient(Client):
@@ -29,9 +34,20 @@ class PatientClient(Client):
     def _request(self, method: str, path: str, **options: Any) -> httpx.Response:
         if method != "GET":
             return super()._request(method, path, **options)
-        return once_answered(
-            lambda: super(PatientClient, self)._request(method, path, **options), "has not answered for"
-        )
+        return once_answered(lambda: super(PatientClient, self)._request(method, path, **options), SILENT)
+
+
+class PatientHttp(httpx.Client):
+    """The same, for plain HTTP."""
+
+    def send(self, request: httpx.Request, *, stream: bool = False, **options: Any) -> httpx.Response:
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            answer = super().send(request, stream=stream, **options)
+            is_late = request.method == "GET" and not stream and answer.status_code == 503 and SILENT in answer.text
+            if not is_late or time.monotonic() > deadline:
+                return answer
+            time.sleep(PAUSE_S)
 
 
 class Installation:
@@ -64,12 +80,12 @@ class Installation:
         """The typed client, with the installation's own token: an admin's, named ``local``."""
         return PatientClient.at(self.home.path)
 
-    def http(self, token: str | None = None) -> httpx.Client:
+    def http(self, token: str | None = None, *, patient: bool = True) -> httpx.Client:
         """Plain HTTP, with this token or the installation's own; none at all with the empty one."""
         address, token = self.home.address(), self.home.token() if token is None else token
         assert address is not None
         headers = {"Authorization": f"Bearer {token}"} if token else {}
-        return httpx.Client(base_url=address.url, timeout=PATIENCE_S, headers=headers)
+        return (PatientHttp if patient else httpx.Client)(base_url=address.url, timeout=PATIENCE_S, headers=headers)
 
     def spec(self, steps: int = 20_000, **changes: Any) -> dict[str, Any]:
         """A synthetic job of four islands; 20 steps take a second, 20,000 outlast any test. Hundreds of them fit."""

@@ -149,14 +149,14 @@ def test_a_lost_head_costs_each_answer_one_look_at_its_port_at_most(
 
 
 def test_many_who_look_at_a_silent_job_hold_up_no_other_request(troubled: Installation) -> None:
-    with troubled.client() as client, troubled.http() as http:
+    with troubled.client() as client, troubled.http() as http, troubled.http(patient=False) as plain:
         silent, healthy = (client.submit(troubled.spec()).job for _ in range(2))
         answers: Counter[int] = Counter()
         with switched(troubled, f"{silent}.silent"), ThreadPoolExecutor(60) as pool:
             time.sleep(1.1)  # so that the last look is older than what all are content with
 
             def look() -> int:
-                with troubled.http() as viewer:
+                with troubled.http(patient=False) as viewer:
                     return viewer.get(f"/v1/jobs/{silent}", timeout=PATIENCE_S).status_code
 
             pending: list[int] = []
@@ -170,7 +170,7 @@ def test_many_who_look_at_a_silent_job_hold_up_no_other_request(troubled: Instal
 
             def answered_at_once() -> bool:
                 asked_at = time.monotonic()
-                assert http.get(f"/v1/jobs/{silent}", timeout=PATIENCE_S).status_code == 503
+                assert plain.get(f"/v1/jobs/{silent}", timeout=PATIENCE_S).status_code == 503
                 return time.monotonic() - asked_at < ANSWER_TIMEOUT_S
 
             # a machine that stands still makes one wait, not all of them

@@ -17,6 +17,7 @@ from api.client import Client
 from api.installation.binding import Binding
 from api.installation.home import Home
 from orchestrator.runtime.clusterfile import ClusterFile
+from tests.api.installation import PatientHttp
 from tests.ray.jobs import gone
 from tests.waiting import PATIENCE_S, wait_until
 
@@ -68,7 +69,7 @@ class Reign:
 
     def http(self) -> httpx.Client:
         headers = {"Authorization": f"Bearer {self.home.token()}"}
-        return httpx.Client(base_url=self.url, timeout=PATIENCE_S, headers=headers)
+        return PatientHttp(base_url=self.url, timeout=PATIENCE_S, headers=headers)
 
     def undelivered(self) -> int:
         """Return how many stored commands no job has been sent yet."""
