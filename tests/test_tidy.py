@@ -162,8 +162,8 @@ MAY_IMPORT = {
         "api.trackers": "api.tracking crc32c httpx mlflow opentelemetry orchestrator.errors tensorboardX wandb",
         "api.storage": "alembic api.auth.tokens api.chaos.store orchestrator.errors psycopg sqlalchemy",
         "api.run": """
-            api.schemas orchestrator.accounting.diagnosis orchestrator.accounting.explanation
-            orchestrator.accounting.failures orchestrator.checkpoints orchestrator.core.vocabulary
+            api.schemas orchestrator.accounting.causes orchestrator.accounting.diagnosis
+            orchestrator.accounting.explanation orchestrator.accounting.failures orchestrator.checkpoints orchestrator.core.vocabulary
             orchestrator.errors orchestrator.host.records orchestrator.models orchestrator.parameters
             orchestrator.specification orchestrator.status orchestrator.system orchestrator.tape pyarrow pydantic yaml
         """,

@@ -19,9 +19,10 @@ from api.run.folder import Run
 from api.run.records import TapeReader, number_of
 from api.schemas import Absence, Contributor, Job, Merge, MergeSummary, Refusal
 from api.schemas import Diagnosis as DiagnosisAnswer
+from orchestrator.accounting.causes import Cause, Diagnosis, Finding
 from orchestrator.accounting.diagnosis import Diagnostician
 from orchestrator.accounting.explanation import KEEP, Explanation, Explanations
-from orchestrator.accounting.failures import Cause, Diagnosis, Failure, Failures, Finding, is_of_disk
+from orchestrator.accounting.failures import Failure, Failures, is_of_disk
 from orchestrator.core.vocabulary import FragmentId, IslandId, JobOutcome, Version
 from orchestrator.errors import TRY_OUTSIDE, DataError, InfrastructureError, NotFound
 from orchestrator.system import plain

@@ -25,25 +25,25 @@ from dataclasses import dataclass
 from math import fsum
 from typing import Any
 
-from orchestrator.accounting.failures import (
-    LATE_REASONS,
-    RECORDS_SHOWN,
-    UNUSABLE_REASONS,
+from orchestrator.accounting.causes import (
     USUAL,
     Cause,
     Culprits,
     Diagnosis,
-    Failures,
     Finding,
-    IslandFacts,
-    IslandFigures,
-    Origin,
     culprit,
     evidence,
-    failure_counts,
     shared_error,
 )
+from orchestrator.accounting.failures import Failures, Origin, failure_counts
 from orchestrator.accounting.goodput import Goodput
+from orchestrator.accounting.island_evidence import (
+    LATE_REASONS,
+    RECORDS_SHOWN,
+    UNUSABLE_REASONS,
+    IslandEvidence,
+    IslandFigures,
+)
 from orchestrator.accounting.island_time import (
     AWAY,
     DRAINING,
@@ -154,7 +154,7 @@ class Diagnostician:
         self._groups = {plan.island: str(plan.node_group) for plan in policy.islands}
         self._goodput = Goodput(policy)
         self._failures = Failures(plan.island for plan in policy.islands)
-        self._islands = {plan.island: IslandFacts() for plan in policy.islands}
+        self._islands = {plan.island: IslandEvidence() for plan in policy.islands}
         self._merged_at: Instant | None = None
         self._intervals: Series[Duration] = Series(256)
         self._merges, self._pulls, self._last_work = MergeTimes(), Pulls(), LastWork()

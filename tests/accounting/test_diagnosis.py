@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from orchestrator.accounting.causes import Cause, Diagnosis
 from orchestrator.accounting.diagnosis import SHARE_MIN, Diagnostician
-from orchestrator.accounting.failures import RECORDS_SHOWN, Cause, Diagnosis
+from orchestrator.accounting.island_evidence import RECORDS_SHOWN
 from orchestrator.accounting.series import DecayingCounts, distances
 from orchestrator.core import commands as c
 from orchestrator.core import effects as f

@@ -15,7 +15,7 @@ from api.metrics.exposition import state_of
 from api.run.explanations import with_end, with_silence, with_status, without_tape
 from api.schemas import Job, JobState
 from api.storage.store import Store
-from orchestrator.accounting.failures import Cause, Diagnosis, Finding
+from orchestrator.accounting.causes import Cause, Diagnosis, Finding
 from orchestrator.core import commands
 from orchestrator.errors import TRY_OUTSIDE, Conflict, InfrastructureError, NotFound
 from orchestrator.status import StatusDocument

@@ -14,8 +14,8 @@ from typing import Any
 import psutil
 import pytest
 
+from orchestrator.accounting.causes import Diagnosis
 from orchestrator.accounting.diagnosis import Diagnostician
-from orchestrator.accounting.failures import Diagnosis
 from orchestrator.accounting.goodput import Goodput
 from orchestrator.core import effects, events
 from orchestrator.core.commands import Command

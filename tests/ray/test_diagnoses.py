@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from orchestrator.accounting.failures import Cause, Finding
+from orchestrator.accounting.causes import Cause, Finding
 from orchestrator.core import commands
 from orchestrator.core.events import ConnectionLost, ContributionArrived, ContributionUnusable, IslandReported
 from orchestrator.tape.schema import Record

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.accounting.failures import Cause
+from orchestrator.accounting.causes import Cause
 from orchestrator.core import commands, events
 from orchestrator.core.messages import Adopted, Progress
 from orchestrator.core.vocabulary import RefusalReason
