@@ -163,9 +163,10 @@ MAY_IMPORT = {
         "api.storage": "alembic api.auth.tokens api.chaos.store orchestrator.errors psycopg sqlalchemy",
         "api.run": """
             api.schemas orchestrator.accounting.causes orchestrator.accounting.diagnosis
-            orchestrator.accounting.explanation orchestrator.accounting.failures orchestrator.checkpoints orchestrator.core.vocabulary
-            orchestrator.errors orchestrator.host.records orchestrator.models orchestrator.parameters
-            orchestrator.specification orchestrator.status orchestrator.system orchestrator.tape pyarrow pydantic yaml
+            orchestrator.accounting.explanation orchestrator.accounting.failures orchestrator.checkpoints
+            orchestrator.core.vocabulary orchestrator.errors orchestrator.host.records orchestrator.models
+            orchestrator.parameters orchestrator.specification orchestrator.status orchestrator.system orchestrator.tape
+            pyarrow pydantic yaml
         """,
         "api.jobs": """
             api.auth api.clocks api.run api.schemas api.storage orchestrator.accounting.failures orchestrator.checkpoints

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import doctest
 import re
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 from orchestrator import core
 
 TESTS = Path(__file__).parents[1]
+TEST = re.compile(r"^def (test_\w+)", re.MULTILINE)
 
 
 def test_the_example_runs() -> None:
@@ -21,7 +21,6 @@ def test_the_example_runs() -> None:
 def test_every_test_that_the_page_names_exists() -> None:
     assert core.__doc__ is not None
     named = set(re.findall(r"``(test_\w+)``", core.__doc__))
-    trees = (ast.parse(path.read_text()) for path in TESTS.rglob("test_*.py"))
-    there = {node.name for tree in trees for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+    there = {name for path in TESTS.rglob("test_*.py") for name in TEST.findall(path.read_text())}
     assert len(named) > 20
     assert not named - there
