@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from orchestrator.accounting.failures import Failure, Failures, Origin, bad_nodes
-from orchestrator.accounting.island_evidence import IslandFigures
 from orchestrator.core.vocabulary import Duration, Instant, IslandId
 from orchestrator.system.plain import counted, some_of
 
@@ -134,6 +133,33 @@ class Finding:
     statement: str
     remedy: str
     records: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class IslandFigures:
+    """The figures of an island beside the others'.
+
+    ``step_s`` is the mean time of a step. ``pull_s`` is the median time that a contribution travels, and ``delivery_s`` that
+    from a merge to its adoption, less a step. ``waiting_ratio`` is the part of the time in training in which the island did
+    not step. Each has its distance ``z`` from the others in spreads.
+    """
+
+    island: IslandId
+    node: str
+    step_s: Duration | None
+    step_z: float | None
+    pull_s: Duration | None
+    pull_z: float | None
+    delivery_s: Duration | None
+    delivery_z: float | None
+    waiting_ratio: float
+    waiting_z: float | None
+    failure_count: int
+
+    @property
+    def line_z(self) -> float | None:
+        """Return how far the slower way of its line is from the others'."""
+        return max((z for z in (self.pull_z, self.delivery_z) if z is not None), default=None)
 
 
 @dataclass(frozen=True, slots=True)

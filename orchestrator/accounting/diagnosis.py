@@ -14,7 +14,8 @@ Slow steps      are no badput either. A straggler costs the time in which it tra
 An island stands out if its figure is at least ``Z_MIN`` spreads above the median of the others. The spread is the median
 absolute deviation, scaled to a standard deviation, and at least a tenth of the median, so that two islands suffice.
 
-What a failure is, and which node is bad, is defined in ``failures``: the service cordons nodes by the same rule.
+``causes`` has the causes, and the rules by which failures are put down to one. What a failure is, and which node is bad, is
+defined in ``failures``: the service cordons nodes by the same rule.
 """
 
 from __future__ import annotations
@@ -31,19 +32,14 @@ from orchestrator.accounting.causes import (
     Culprits,
     Diagnosis,
     Finding,
+    IslandFigures,
     culprit,
     evidence,
     shared_error,
 )
 from orchestrator.accounting.failures import Failures, Origin, failure_counts
 from orchestrator.accounting.goodput import Goodput
-from orchestrator.accounting.island_evidence import (
-    LATE_REASONS,
-    RECORDS_SHOWN,
-    UNUSABLE_REASONS,
-    IslandEvidence,
-    IslandFigures,
-)
+from orchestrator.accounting.island_evidence import LATE_REASONS, RECORDS_SHOWN, UNUSABLE_REASONS, IslandEvidence
 from orchestrator.accounting.island_time import (
     AWAY,
     DRAINING,
@@ -211,14 +207,14 @@ class Diagnostician:
                 own.arrived.append((event.at, number))
                 when = next((at for step, at in own.reached if step >= event.contribution.step), event.at)
                 own.pulls.add(max(0.0, event.at - when))
-        elif isinstance(event, (e.IslandReported, e.FaultInjected, e.ConnectionLost)):
+        elif isinstance(event, (e.IslandReported, e.FaultInjected, e.ConnectionLost, e.ConnectionRestored)):
             if (own := self._islands.get(event.island)) is None:
                 return
             if isinstance(event, e.IslandReported):
                 adopted = (event.report.fragment, event.report.version) if isinstance(event.report, Adopted) else None
                 own.reported(number, event, self._merges.completed_at.get(adopted) if adopted else None)
-            elif isinstance(event, e.ConnectionLost):
-                own.silent_since, own.heard_at = (None if event.dead else event.at), None
+            elif isinstance(event, (e.ConnectionLost, e.ConnectionRestored)):
+                own.connected(event)
             elif event.kind == FaultKind.STOP.value:
                 own.stops.append(number)
 

@@ -1,4 +1,4 @@
-"""What a tape says of one island, as far as its diagnosis needs that, and its figures beside those of the others."""
+"""The facts about one island that a diagnosis needs, taken from the records of a tape."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from orchestrator.core.vocabulary import (
     Duration,
     Incarnation,
     Instant,
-    IslandId,
     RefusalReason,
 )
 
@@ -24,15 +23,39 @@ UNUSABLE_REASONS = RefusalReason.CORRUPT, RefusalReason.WRONG_SHAPE, RefusalReas
 
 
 @dataclass(slots=True)
+class Silence:
+    """A time in which an incarnation did not answer.
+
+    ``ended_at`` is when it answered again, ``heard_at`` when the first report came after that; None until then.
+    """
+
+    incarnation: Incarnation
+    since: Instant
+    ended_at: Instant | None = None
+    heard_at: Instant | None = None
+
+    def was_standstill(self, at: Instant, report: Progress) -> bool:
+        """Return whether a report that came at ``at`` shows that no step ended in most of it.
+
+        An island that is only cut off steps on. Reports that were written before a process was stopped arrive first.
+        """
+        if self.heard_at is None:
+            return False
+        half_s = ((self.heard_at if self.ended_at is None else self.ended_at) - self.since) / 2.0
+        before_s = report.gap_max_seconds - (at - self.heard_at)
+        return min(before_s, report.gap_max_seconds - report.step_seconds_median) > half_s
+
+
+@dataclass(slots=True)
 class IslandEvidence:
-    """The facts about one island that its diagnosis needs. ``reached`` are its latest (step, instant) by its reports.
+    """Takes in what concerns one island. ``reached`` are its latest (step, instant) by its reports.
 
     ``pulls`` is how long its contributions with bytes took, ``deliveries`` how long versions took to reach it, ``arrived``
     and ``adopted`` when the latest of both came, with their records. ``step_count`` is of all incarnations, ``counted`` the
     latest of them with its own steps and seconds in them. ``held_s`` is how long its loop waited for checkpoints, ``gaps_s``
     how long it waited between steps at most, by the longest gap of each report, and ``frozen_s`` how much longer than usual
     the steps took in which it stood still, in all and at the longest. ``slowest`` are the reports of the longest mean steps.
-    ``silent_since`` and ``heard_at`` are the ends of its latest silence.
+    ``silence`` is its latest, until a report shows that it stood still.
     """
 
     step_count: int = 0
@@ -41,8 +64,7 @@ class IslandEvidence:
     gaps_s: Duration = 0.0
     frozen_s: Duration = 0.0
     frozen_longest_s: Duration = 0.0
-    silent_since: Instant | None = None
-    heard_at: Instant | None = None
+    silence: Silence | None = None
     pulls: Travels = field(default_factory=Travels)
     deliveries: Travels = field(default_factory=Travels)
     arrived: deque[tuple[Instant, int]] = field(default_factory=lambda: deque(maxlen=512))
@@ -64,8 +86,9 @@ class IslandEvidence:
 
     def reported(self, number: int, event: e.IslandReported, completed_at: Instant | None) -> None:
         """Take in a report. ``completed_at`` is when the merge of the version was complete that it adopted."""
-        if self.heard_at is None:
-            self.heard_at = event.at
+        silence = self._silence_of(event.incarnation)
+        if silence is not None and silence.heard_at is None:
+            silence.heard_at = event.at
         match event.report:
             case Progress() as report:
                 self._progressed(number, event.at, event.incarnation, report)
@@ -77,6 +100,20 @@ class IslandEvidence:
                 self.held_s += report.held_seconds
             case Overdue():
                 self.overdue.append(number)
+
+    def connected(self, event: e.ConnectionLost | e.ConnectionRestored) -> None:
+        """Take in that it does not answer any more, or again."""
+        silence = self._silence_of(event.incarnation)
+        if isinstance(event, e.ConnectionRestored):
+            if silence is not None and silence.ended_at is None:
+                silence.ended_at, silence.heard_at = event.at, None
+        elif not event.dead:
+            self.silence = Silence(event.incarnation, event.at)
+        elif silence is not None:
+            self.silence = None
+
+    def _silence_of(self, incarnation: Incarnation) -> Silence | None:
+        return self.silence if self.silence is not None and self.silence.incarnation == incarnation else None
 
     def _progressed(self, number: int, at: Instant, incarnation: Incarnation, report: Progress) -> None:
         _, steps, stepped_s = self.counted if self.counted[0] == incarnation else (incarnation, 0, 0.0)
@@ -92,20 +129,14 @@ class IslandEvidence:
         is_long = report.gap_max_seconds > max(FREEZE_MIN_S, FREEZE_RATIO * report.step_seconds_median)
         in_steps_s = took - more * report.step_seconds_median  # and not between two
         is_frozen = is_long and in_steps_s > excess / 2.0
-        if is_frozen or self._stood_still(at, report):
+        silence = self._silence_of(incarnation)
+        was_standstill = more > 0 and silence is not None and silence.was_standstill(at, report)
+        if is_frozen or was_standstill:
             self.frozen_s += excess
             self.frozen_longest_s = max(self.frozen_longest_s, excess)
             self.stops.append(number)
-            self.silent_since = None
-
-    def _stood_still(self, at: Instant, report: Progress) -> bool:
-        """Return whether it made no step for most of its latest silence. An island that was only cut off steps on.
-
-        The first report after a silence may be an older one, which was written before the process was stopped.
-        """
-        if self.silent_since is None or self.heard_at is None or at - report.gap_max_seconds > self.heard_at:
-            return False
-        return report.gap_max_seconds > (self.heard_at - self.silent_since) / 2.0
+        if was_standstill:
+            self.silence = None
 
     def late_records(self) -> tuple[int, ...]:
         """Return the latest records at which a contribution was refused as late."""
@@ -117,30 +148,3 @@ class IslandEvidence:
             self.late.append((at, number))
         elif reason in UNUSABLE_REASONS:
             self.unusable.append(number)
-
-
-@dataclass(frozen=True, slots=True)
-class IslandFigures:
-    """The figures of an island beside the others'.
-
-    ``step_s`` is the mean time of a step. ``pull_s`` is the median time that a contribution travels, and ``delivery_s`` that
-    from a merge to its adoption, less a step. ``waiting_ratio`` is the part of the time in training in which the island did
-    not step. Each has its distance ``z`` from the others in spreads.
-    """
-
-    island: IslandId
-    node: str
-    step_s: Duration | None
-    step_z: float | None
-    pull_s: Duration | None
-    pull_z: float | None
-    delivery_s: Duration | None
-    delivery_z: float | None
-    waiting_ratio: float
-    waiting_z: float | None
-    failure_count: int
-
-    @property
-    def line_z(self) -> float | None:
-        """Return how far the slower way of its line is from the others'."""
-        return max((z for z in (self.pull_z, self.delivery_z) if z is not None), default=None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from orchestrator.accounting.series import DecayingCounts, distances
 from orchestrator.core import commands as c
 from orchestrator.core import effects as f
 from orchestrator.core import events as e
-from orchestrator.core.messages import Overdue, Progress
+from orchestrator.core.messages import Adopted, CarriedReport, Overdue, Progress
 from orchestrator.core.vocabulary import (
     Contribution,
     FailureExtent,
@@ -398,35 +399,112 @@ def test_a_step_that_hangs_while_the_island_answers_hung_and_its_report_shows_it
     assert "stood still, for 19.9 s at the longest" in hung.statement
 
 
-@pytest.mark.parametrize("older", [0, 1, 2])
-def test_a_process_that_was_stopped_between_two_steps_is_shown_by_its_report(older: int) -> None:
-    """Reports that were written before it was stopped arrive after its silence, before the one that shows it."""
+def trained(step: int, stepping_s: float, gap_s: float, median_s: float = 0.1) -> Progress:
+    return Progress(step, step, 10 * step, stepping_s, median_s, gap_s, 2.0)
+
+
+STOPPED: Mapping[str, tuple[float, float, tuple[tuple[float, CarriedReport], ...], float]] = {
+    "between two steps": (0.1, 8.0, ((0.0, trained(20, 2.0, 9.0)),), 8.9),
+    "as it wrote a report": (0.1, 8.0, ((0.0, trained(11, 1.1, 0.1)), (0.01, trained(20, 2.0, 9.0))), 8.9),
+    "two reports before": (
+        0.1,
+        8.0,
+        ((0.0, trained(11, 1.1, 0.1)), (0.01, trained(12, 1.2, 0.1)), (0.01, trained(20, 2.0, 9.0))),
+        8.9,
+    ),
+    "another report first": (0.1, 8.0, ((0.0, Overdue(5.0, 0.1)), (0.1, trained(11, 1.2, 11.1))), 11.0),
+    "after a slow step": (0.1, 17.0, ((0.0, trained(11, 3.5, 2.5)), (0.2, trained(20, 4.4, 20.0))), 19.9),
+    "in a step of 20 s": (20.0, 1.0, ((20.0, trained(11, 224.0, 24.0, 20.0)),), 4.0),
+}
+"""What an island reports after a silence in which its process was stopped: its usual step, how long it was silent, when each
+report came after the one before, and how long it stood still at the longest."""
+CUT_OFF: Mapping[str, tuple[float, float, tuple[tuple[float, CarriedReport], ...]]] = {
+    "steps on": (0.1, 8.0, ((0.0, trained(90, 9.0, 0.3)),)),
+    "a checkpoint right after": (0.1, 8.0, ((0.0, trained(120, 12.0, 0.12)), (6.0, trained(121, 12.1, 6.1)))),
+    "a wait right after": (0.1, 29.0, ((0.0, trained(320, 32.0, 0.12)), (20.0, trained(321, 32.1, 20.1)))),
+    "a wait later": (0.1, 8.0, ((0.0, trained(90, 9.0, 0.3)), (7.0, trained(91, 9.1, 6.0)))),
+    "longer steps than that": (20.0, 1.0, ((16.0, trained(11, 220.0, 20.0, 20.0)),)),
+    "steps as long as that": (0.3, 0.3, ((0.0, trained(21, 6.3, 0.3, 0.3)),)),
+    "an adoption first": (1.0, 1.5, ((0.0, Adopted(0, 0, 12, 120, 0)), (0.5, trained(14, 14.0, 1.0, 1.0)))),
+}
+
+
+def after_a_silence(
+    median_s: float, silent_s: float, reports: tuple[tuple[float, CarriedReport], ...], *, is_restored: bool
+) -> Told:
     story = Told()
-    story.reports("b", 1, Progress(10, 10, 100, 1.0, 0.1, 0.1, 2.0))
-    story.wait(1.0)
+    story.reports("b", 1, trained(10, 10.0 * median_s, median_s, median_s))
+    story.wait(3.0)
     story.happen(e.ConnectionLost, "b", 1, False, "no answer")
-    story.wait(8.0)
-    for n in range(older):
-        story.reports("b", 1, Progress(11 + n, 11 + n, 110 + 10 * n, 1.1 + 0.1 * n, 0.1, 0.1, 2.0))
-        story.wait(0.01)
-    story.reports("b", 1, Progress(20, 20, 200, 2.0, 0.1, 9.0, 2.0))
+    story.wait(silent_s)
+    if is_restored:
+        story.happen(e.ConnectionRestored, "b", 1)
+    for later_s, report in reports:
+        story.wait(later_s)
+        story.reports("b", 1, report)
+    return story
+
+
+@pytest.mark.parametrize(
+    ("case", "is_restored"), [*((case, True) for case in STOPPED), *((case, False) for case in list(STOPPED)[:5])]
+)
+def test_a_process_that_was_stopped_is_shown_by_its_report(case: str, is_restored: bool) -> None:
+    """Reports that were written before it was stopped arrive after its silence, before the one that shows it."""
+    median_s, silent_s, reports, longest_s = STOPPED[case]
+    story = after_a_silence(median_s, silent_s, reports, is_restored=is_restored)
+    facts = story.fold._islands[IslandId("b")]
+    assert Cause.LINK not in story.causes()
+    assert (facts.frozen_longest_s, facts.stops[-1]) == (pytest.approx(longest_s), story.number)
+    story.reports("b", 1, reports[-1][1])
+    assert facts.stops[-1] == story.number - 1, "the same report read again is no second one"
+
+
+def test_a_stop_is_diagnosed_with_its_length_and_its_report() -> None:
+    median_s, silent_s, reports, _ = STOPPED["two reports before"]
+    story = after_a_silence(median_s, silent_s, reports, is_restored=True)
     hung = story.causes()[Cause.HUNG_STEP]
-    assert hung.subject == "b"
-    assert story.number in hung.records
+    assert (hung.subject, story.number in hung.records) == ("b", True)
     assert "stood still, for 8.90 s at the longest" in hung.statement
 
 
-def test_an_island_that_trained_behind_a_cut_did_not_stand_still() -> None:
-    """Nor is a step that takes long afterwards a reason to say so."""
-    story = Told()
-    story.reports("b", 1, Progress(10, 10, 100, 1.0, 0.1, 0.1, 2.0))
-    story.wait(1.0)
-    story.happen(e.ConnectionLost, "b", 1, False, "no answer")
-    story.wait(8.0)
-    story.reports("b", 1, Progress(90, 90, 900, 9.0, 0.1, 0.3, 2.0))
-    story.wait(7.0)
-    story.reports("b", 1, Progress(91, 91, 910, 9.1, 0.1, 6.0, 2.0))
+@pytest.mark.parametrize("case", CUT_OFF)
+def test_an_island_that_trained_behind_a_cut_did_not_stand_still(case: str) -> None:
+    median_s, silent_s, reports = CUT_OFF[case]
+    story = after_a_silence(median_s, silent_s, reports, is_restored=True)
+    assert not story.fold._islands[IslandId("b")].stops
     assert Cause.HUNG_STEP not in story.causes()
+
+
+def test_a_report_of_an_earlier_wait_that_is_read_again_after_a_silence_tells_nothing_of_it() -> None:
+    story = Told()
+    waited = trained(11, 1.1, 5.0)
+    story.reports("b", 1, waited)
+    story.wait(3.0)
+    story.happen(e.ConnectionLost, "b", 1, False, "no answer")
+    story.wait(4.0)
+    story.happen(e.ConnectionRestored, "b", 1)
+    story.reports("b", 1, waited)
+    assert not story.fold._islands[IslandId("b")].stops
+
+
+def test_the_end_of_an_older_incarnation_ends_no_silence_of_the_one_that_lives() -> None:
+    story = Told()
+    story.happen(e.ConnectionLost, "b", 1, False, "no answer")
+    story.wait(30.0)
+    serial = story.core.state.islands["b"].current.timer_serial
+    story.happen(e.TimerFired, IslandTimer(IslandTimerKind.SUSPECT, IslandId("b")), serial)
+    story.comes_back("b")
+    story.starts("b")
+    lives = story.incarnation("b")
+    story.reports("b", lives, trained(10, 1.0, 0.1))
+    story.wait(3.0)
+    story.happen(e.ConnectionLost, "b", lives, False, "no answer")
+    story.wait(1.0)
+    story.happen(e.ConnectionLost, "b", 1, True, "gone")
+    story.wait(10.0)
+    story.happen(e.ConnectionRestored, "b", lives)
+    story.reports("b", lives, trained(11, 1.1, 14.0))
+    assert list(story.fold._islands[IslandId("b")].stops) == [story.number]
 
 
 def test_islands_wait_at_the_end_for_the_one_that_hangs() -> None:

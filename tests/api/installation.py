@@ -25,7 +25,7 @@ JOBS_MAX = 400
 
 
 SILENT = "has not answered for"
-"""What the service says of a synchroniser that did not answer in time, as may be on a busy machine."""
+"""What the service says of a synchroniser that did not answer in time. On a busy machine any synchroniser may be late."""
 
 
 class PatientClient(Client):
@@ -38,7 +38,7 @@ class PatientClient(Client):
 
 
 class PatientHttp(httpx.Client):
-    """The same, for plain HTTP."""
+    """Does the same in plain HTTP. Prints each such answer, so that a test which fails shows them."""
 
     def send(self, request: httpx.Request, *, stream: bool = False, **options: Any) -> httpx.Response:
         deadline = time.monotonic() + PATIENCE_S
@@ -47,6 +47,7 @@ class PatientHttp(httpx.Client):
             is_late = request.method == "GET" and not stream and answer.status_code == 503 and SILENT in answer.text
             if not is_late or time.monotonic() > deadline:
                 return answer
+            print(f"asked again: {answer.text}")
             time.sleep(PAUSE_S)
 
 
@@ -81,7 +82,10 @@ class Installation:
         return PatientClient.at(self.home.path)
 
     def http(self, token: str | None = None, *, patient: bool = True) -> httpx.Client:
-        """Plain HTTP, with this token or the installation's own; none at all with the empty one."""
+        """Plain HTTP, with this token or the installation's own; none at all with the empty one.
+
+        Unless it is ``patient``, a late synchroniser's 503 is an answer.
+        """
         address, token = self.home.address(), self.home.token() if token is None else token
         assert address is not None
         headers = {"Authorization": f"Bearer {token}"} if token else {}
