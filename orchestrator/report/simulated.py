@@ -104,11 +104,11 @@ def systems_chart(rows: Sequence[Mapping[str, Any]], title: str, subtitle: Seque
 
 
 def changes_chart(changes: Sequence[tuple[str, float, float | None]], title: str, subtitle: Sequence[str] = ()) -> str:
-    """Draw a bar for each name and ratio of change. The third is the published one; its mark may be at the edge."""
+    """Draw a bar for each name and ratio of change. The third is the published one: a mark, or beyond all bars a figure."""
     top, row_height = top_of(subtitle) + 30, 24.0
     bottom = top + 8 + row_height * len(changes)
     low, high = min((ours for _, ours, _ in changes), default=0.0), max((ours for _, ours, _ in changes), default=0.0)
-    x = Scale(min(-0.01, low), max(0.01, high), 380.0, WIDTH - 60)
+    x = Scale(min(-0.01, low), max(0.01, high), 380.0, WIDTH - 120)
     parts = [stroke(x(0.0), top, x(0.0), bottom, RULE)]
     key, _ = legend(24, top - 10, [(GOOD, "ours"), (SOFT, "published")], diamonds=1)
     for n, (name, ours, theirs) in enumerate(changes):
@@ -116,10 +116,12 @@ def changes_chart(changes: Sequence[tuple[str, float, float | None]], title: str
         parts.append(words(368, y + 13, name, anchor="end", size=12, colour=INK))
         tooltip = f"{name}: {100 * ours:+.2f} %"
         parts.append(block(min(x(0.0), x(ours)), y, abs(x(ours) - x(0.0)), 16, GOOD, tooltip))
-        if theirs is not None:
-            at = min(max(x(theirs), x.start), x.stop)
-            parts.append(mark(at, y + 8, SOFT, f"{name}, published: {100 * theirs:+.2f} %", size=5.0))
-        parts.append(words(WIDTH - 50, y + 13, f"{100 * ours:+.1f} %", size=12))
+        figure = f"{round(100 * ours, 1) + 0.0:+.1f} %"  # and not −0.0
+        if theirs is not None and x.start <= x(theirs) <= x.stop:
+            parts.append(mark(x(theirs), y + 8, SOFT, f"{name}, published: {100 * theirs:+.2f} %", size=5.0))
+        elif theirs is not None:
+            figure += f" (◇ {100 * theirs:+.0f} %)"
+        parts.append(words(WIDTH - 110, y + 13, figure, size=12))
     return svg_file(bottom + 24, title, subtitle, key, *parts)
 
 

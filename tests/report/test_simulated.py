@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 import pytest
 
 from orchestrator.report.page import LogScale
-from orchestrator.report.simulated import Axis, Line, lines_chart, svg_file, systems_chart
+from orchestrator.report.simulated import Axis, Line, changes_chart, lines_chart, svg_file, systems_chart
 
 SVG = "{http://www.w3.org/2000/svg}"
 ROWS = [
@@ -26,6 +26,7 @@ LINES = [
     Line("a", "#111111", [(0.1, 0.2), (100.0, 0.5)], [(1.0, 0.375)]),
     Line("b", "#222222", [(0.1, 0.3), (100.0, 0.5)]),
 ]
+CHANGES = [("more", 0.172, 0.058), ("nothing", -0.0001, None), ("far from it", 0.004, 0.32)]
 
 
 def _tree(svg):
@@ -40,10 +41,11 @@ def _pictures():
     return {
         "systems": systems_chart(ROWS, "A title", ["one", "two"]),
         "lines": lines_chart(LINES, ACROSS, UP, "Lines"),
+        "changes": changes_chart(CHANGES, "Changes"),
     }
 
 
-@pytest.mark.parametrize("name", ["systems", "lines"])
+@pytest.mark.parametrize("name", ["systems", "lines", "changes"])
 def test_a_picture_stands_alone(name):
     svg = _pictures()[name]
     assert not re.search(r"var\(|url\(|<script|class=|href=", svg), "nothing depends on a page"
@@ -89,6 +91,13 @@ def test_published_points_are_marks_and_ours_are_dots():
     assert len(list(tree.iter(f"{SVG}circle"))) == 4
     assert {"a", "b", "published"} <= set(_said(lines_chart(LINES, ACROSS, UP, "Lines")))
     assert "published" not in _said(lines_chart(LINES[1:], ACROSS, UP, "Lines"))
+
+
+def test_a_published_change_beyond_all_bars_is_a_figure_and_no_mark():
+    tree = _tree(_pictures()["changes"])
+    titles = [element.find(f"{SVG}title").text for element in tree.iter() if element.find(f"{SVG}title") is not None]
+    assert [title for title in titles if "published" in title] == ["more, published: +5.80 %"]
+    assert {"+17.2 %", "+0.0 %", "+0.4 % (◇ +32 %)"} <= set(_said(_pictures()["changes"]))
 
 
 def test_names_of_curves_that_end_together_do_not_lie_on_each_other():
