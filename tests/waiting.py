@@ -13,12 +13,11 @@ from typing import Any, TypeVar
 from orchestrator.errors import InfrastructureError
 
 PATIENCE_S = 300.0
-PAUSE_S = 0.05
 
 Answer = TypeVar("Answer")
 
 
-def wait_until(situation: Callable[[], Any], what: str = "this", pause_s: float = PAUSE_S) -> Any:
+def wait_until(situation: Callable[[], Any], what: str = "this", pause_s: float = 0.05) -> Any:
     """Return what ``situation`` answers once that is true."""
     deadline = time.monotonic() + PATIENCE_S
     while not (answer := situation()):
@@ -27,7 +26,7 @@ def wait_until(situation: Callable[[], Any], what: str = "this", pause_s: float 
     return answer
 
 
-def once_answered(ask: Callable[[], Answer], of: str = "", pause_s: float = PAUSE_S) -> Answer:
+def once_answered(ask: Callable[[], Answer], of: str = "", pause_s: float = 0.05) -> Answer:
     """Ask again while nobody answers in time: any process of a busy machine may stand still for longer than that.
 
     With ``of``, only a failure whose words contain this is taken for that.

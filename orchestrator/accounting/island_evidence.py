@@ -9,13 +9,7 @@ from orchestrator.accounting.island_time import FREEZE_MIN_S, FREEZE_RATIO
 from orchestrator.accounting.series import Travels
 from orchestrator.core import events as e
 from orchestrator.core.messages import Adopted, Overdue, Progress, Saved
-from orchestrator.core.vocabulary import (
-    NO_INCARNATION,
-    Duration,
-    Incarnation,
-    Instant,
-    RefusalReason,
-)
+from orchestrator.core.vocabulary import NO_INCARNATION, Duration, Incarnation, Instant, RefusalReason
 
 RECORDS_SHOWN = 5
 LATE_REASONS = RefusalReason.LATE, RefusalReason.STALE_BASE, RefusalReason.ALREADY_MERGED

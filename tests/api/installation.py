@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from api.client import Client
 from api.installation.home import Home
 from orchestrator.system import signals
 from tests import forked
-from tests.waiting import PATIENCE_S, PAUSE_S, once_answered
+from tests.waiting import PATIENCE_S, once_answered, wait_until
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 CONTROL = "tests.api.clockwork:connect"
@@ -44,17 +43,18 @@ class PatientHttp(httpx.Client):
     """
 
     def send(self, request: httpx.Request, *, stream: bool = False, **options: Any) -> httpx.Response:
-        deadline, may_be_stored = (
-            time.monotonic() + PATIENCE_S,
-            (request.method, request.url.path) == ("POST", "/v1/jobs"),
-        )
-        while True:
-            answer = super().send(request, stream=stream, **options)
-            is_late = not stream and answer.status_code == 503 and SILENT in answer.text
-            if not is_late or may_be_stored or time.monotonic() > deadline:
+        if stream or (request.method, request.url.path) == ("POST", "/v1/jobs"):
+            return super().send(request, stream=stream, **options)
+
+        def in_time() -> httpx.Response | None:
+            answer = super(PatientHttp, self).send(request, **options)
+            if answer.status_code != 503 or SILENT not in answer.text:
                 return answer
             print(f"asked again: {answer.text}")
-            time.sleep(PAUSE_S)
+            return None
+
+        answer: httpx.Response = wait_until(in_time, f"an answer in time to {request.method} {request.url.path}")
+        return answer
 
 
 class Installation:
